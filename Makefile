@@ -1,0 +1,48 @@
+# make demo   run the quick start on 2 ranks and leave out/demo.html        make test   everything CI runs
+SHELL := /bin/bash
+PY ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export HF_HUB_OFFLINE := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo lab test test-all nbtest export readme check-export bench clean system browser-packages
+
+help: ## list the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(READY): constraints.txt settings.ini setup.py
+	$(PY) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -U pip -c constraints.txt
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[course,dev]'
+	@if git rev-parse --git-dir >/dev/null 2>&1; then $(BIN)/nbdev_install_hooks >/dev/null; fi
+	@touch $(READY)
+
+demo: $(READY) ## train on 2 ranks from a real notebook; the page is out/demo.html
+	$(BIN)/dtnb demo --out out
+
+lab: $(READY) ## open JupyterLab on the course
+	$(BIN)/dtnb lab
+
+export: $(READY) ## write dtnb/*.py from nbs/*.ipynb, and README.md from nbs/index.ipynb
+	$(BIN)/nbdev_export
+	$(BIN)/nbdev_clean
+	$(MAKE) readme
+
+readme: $(READY) ## README.md from nbs/index.ipynb
+	$(BIN)/jupyter nbconvert --to markdown --no-prompt --log-level WARN --output-dir . --output README nbs/index.ipynb
+
+nbtest: $(READY) ## run the lesson cells of nbs/
+	timeout 900 $(BIN)/nbdev_test --n_workers 2 --skip_file_re '^(index|0[1-9]_|1[0-9]_).*course|^[_.]'
+
+test: $(READY) ## all tests
+	tests/run
+
+bench: $(READY) ## measure beside the peers, write benchmarks/README.md
+	$(BIN)/python benchmarks/run.py
+
+clean: ## remove what make built
+	rm -rf $(VENV) out build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
