@@ -21,9 +21,11 @@ class Bar:
     unit: str = "it"
     depth: int = 0             # 0 is the outermost
     t: float = 0.0             # of the last record, Unix seconds
+    closed: bool = False       # the loop ended
     rate: float | None = None  # units a second, smoothed
 
     def apply(self, e: Event):
+        if e.t < self.t: return           # a record from disk, after a live one that is newer
         n, dt = e.get("n", self.n), e.t - self.t
         if self.t and dt > 0 and n > self.n:
             now = (n - self.n) / dt
@@ -31,7 +33,7 @@ class Bar:
         if n < self.n: self.rate = None   # the loop began again
         self.n, self.t = n, e.t
         self.total, self.desc = e.get("total", self.total), e.get("desc", self.desc)
-        self.unit, self.depth = e.get("unit", self.unit), e.get("depth", self.depth)
+        self.unit, self.depth, self.closed = e.get("unit", self.unit), e.get("depth", self.depth), e.get("closed", False)
 
     @property
     def fraction(self) -> float | None:
@@ -83,12 +85,12 @@ class RankView:
     @property
     def bar(self) -> Bar | None:
         "The outermost bar: the one that tells how far the run is"
-        return min(self.bars.values(), key=lambda b: b.depth, default=None)
+        return min(self.bars.values(), key=lambda b: (b.depth, -b.t), default=None)
 
     @property
     def inner(self) -> Bar | None:
         "The innermost bar, if it is another"
-        deep = max(self.bars.values(), key=lambda b: b.depth, default=None)
+        deep = max(self.bars.values(), key=lambda b: (b.depth, b.t), default=None)
         return deep if deep is not self.bar else None
 
     @property
@@ -96,7 +98,7 @@ class RankView:
         "How far: the outermost bar, advanced by the bar inside it; between 0 and 1"
         out, deep = self.bar, self.inner
         if out is None or out.fraction is None: return None
-        if deep is None or deep.fraction is None or not out.total: return out.fraction
+        if deep is None or deep.closed or deep.fraction is None or not out.total: return out.fraction
         return min(1.0, out.fraction + deep.fraction % 1.0 / out.total)
 
 # %% ../nbs/03_view.ipynb #93675e7a
@@ -108,8 +110,10 @@ def _state(r, e):
     if r.state.ended: r.ended, r.phase = e.t, ""
 
 def _progress(r, e):
-    r.bars.setdefault(e.get("bar", "0"), Bar()).apply(e)
-    if e.get("closed") and len(r.bars) > 1 and r.bars[e.get("bar", "0")].depth: del r.bars[e.get("bar", "0")]
+    bar, depth = e.get("bar", "0"), e.get("depth", 0)
+    if bar not in r.bars:                 # a new loop: the ended ones beside and inside it are history
+        r.bars = {k: b for k, b in r.bars.items() if not (b.closed and b.depth >= depth)}
+    r.bars.setdefault(bar, Bar()).apply(e)
 
 def _scalar(r, e):
     for name, value in e.get("values", {}).items():

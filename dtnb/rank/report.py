@@ -34,6 +34,7 @@ class Reporter:
     def __init__(self, writer, send=None, clock=time.time):
         self.writer, self.send, self.clock, self.lock = writer, send, clock, threading.RLock()
         self.open, self.count = [], 0                                    # loops, outermost first; how many there ever were
+        self.opened_t = {}                                               # depth -> when a loop of that depth was last told
         self.due, self.pending, self.values, self.scalar_t = True, None, None, 0.0
         self.phases, self.totals, self.span_told, self.span_t = [], {}, None, 0.0
         self.beat_t, self.stopped = 0.0, threading.Event()
@@ -85,7 +86,9 @@ def open_loop(self: Reporter, source):
         o = _Open(source, str(self.count), len(self.open))
         self.count += 1
         self.open.append(o)
-        self._loop(o, self.clock(), final=True)
+        if (now := self.clock()) - self.opened_t.get(o.depth, 0) >= DISK:
+            self.opened_t[o.depth] = now
+            self._loop(o, now, final=True)
     return o
 
 @patch
@@ -94,7 +97,7 @@ def close_loop(self: Reporter, o):
     with self.lock:
         if o in self.open:
             self.open.remove(o)
-            self._loop(o, self.clock(), final=True, closed=True)
+            if o.disk or not o.depth: self._loop(o, self.clock(), final=True, closed=True)
 
 # %% ../../nbs/rank/10_report.ipynb #53908cd1
 def _number(v):
