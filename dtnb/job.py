@@ -141,6 +141,7 @@ class JobSpec:
     host: str = ""                               # where it was asked
     user: str = ""
     cwd: str = ""
+    starter: dict = field(default_factory=dict)  # the process asked to start it: pid, start time, host
     env: dict = field(default_factory=dict)      # `public_env` only
     versions: dict = field(default_factory=dict)
 

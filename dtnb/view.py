@@ -122,7 +122,8 @@ def _scalar(r, e):
 def _span(r, e): r.phase, r.spans = e.get("phase") or "", e.get("totals", r.spans)
 def _heartbeat(r, e): r.rss, r.gpu = e.get("rss", r.rss), e.get("gpu", r.gpu)
 def _error(r, e):
-    if r.error is None: r.error = dict(e.data, t=e.t)
+    if r.error is None: r.error = dict(e.data, t=e.get("t", e.t))
+    if not r.state.ended: r.state, r.ended = JobState.FAILED, e.t
 
 _TAKES = {EventKind.STATE: _state, EventKind.PROGRESS: _progress, EventKind.SCALAR: _scalar,
           EventKind.SPAN: _span, EventKind.HEARTBEAT: _heartbeat, EventKind.ERROR: _error}
