@@ -15,7 +15,7 @@ from fastcore.basics import patch
 from .channel import Channel, accept, listen
 from .event import EventKind, EventWriter
 from .job import JobPaths, JobSpec, JobState, make_private, runtime_dir, write_atomic
-from .reader import read_errors
+from .reader import in_words, read_errors
 
 GRACE = 2.0    # seconds between the first failure, or a cancel, and SIGKILL
 LINGER = 60.0  # seconds that ranks have for their exit functions after all have returned
@@ -292,9 +292,9 @@ def _record_deaths(self: Guard):
     "error.json for ranks that left none. Who died after the first failure was stopped because of it"
     for c in self.children.values():
         if c.said or self.starter_death or self.cancelled or self.paths.error(c.rank).exists(): continue
-        died = c.died or time.time()
-        record = dict(rank=c.rank, host=self.host, pid=c.pid, type="Died", message=describe_exit(self.codes.get(c.pid, self.exits.get(c.local_rank))),
-                      traceback="", peer_loss=self.failed_t is not None and died > self.failed_t + .001, t=died)
+        stopped = self._secondary(c)
+        message = "stopped, because another rank had failed" if stopped else describe_exit(self.codes.get(c.pid, self.exits.get(c.local_rank)))
+        record = dict(rank=c.rank, host=self.host, pid=c.pid, type="Stopped" if stopped else "Died", message=message, traceback="", peer_loss=stopped, t=c.died or time.time())
         write_atomic(self.paths.error(c.rank), json.dumps(record))
         self.writer.write(EventKind.ERROR, **record)
 
@@ -329,7 +329,15 @@ def reap(self: Guard):
 @patch
 def over(self: Guard) -> bool:
     "Whether nothing more can happen"
-    return not self.starters and all(c.gone for c in self.children.values()) or (self.deadline is not None and time.monotonic() > self.deadline)
+    here, all_gone = self.children.values(), all(c.gone for c in self.children.values())
+    if all_gone and not self.starters: return True
+    if all_gone and len(here) == self.spec.nproc_per_node and all(c.said or self._secondary(c) or c.local_rank in self.exits for c in here): return True
+    return self.deadline is not None and time.monotonic() > self.deadline
+
+@patch
+def _secondary(self: Guard, c) -> bool:
+    "Whether a rank died after another's failure, and so because of it"
+    return self.failed_t is not None and (c.died or time.time()) > self.failed_t + .001
 
 @patch
 def run(self: Guard):
@@ -367,7 +375,7 @@ def verdict(self: Guard) -> tuple[JobState, str]:
     if self.children and len(self.children) == self.spec.nproc_per_node and all(c.said == "done" for c in self.children.values()): return JobState.DONE, ""
     errors = read_errors(self.paths, self.spec.world_size)
     if self.starter_death: return JobState.FAILED, self.starter_death
-    if errors: return JobState.FAILED, f"rank {errors[0]['rank']} on {errors[0]['host']}: {errors[0]['type']}: {errors[0]['message'][:200]}"
+    if errors: return JobState.FAILED, f"rank {errors[0]['rank']} on {errors[0]['host']}: {in_words(errors[0])[:300]}"
     return JobState.FAILED, "the ranks did not start"
 
 # %% ../nbs/rank/14_guard.ipynb #8dd91b4d

@@ -12,7 +12,7 @@ from pathlib import Path
 from fastcore.basics import patch
 
 from .job import JobCancelledError, JobPaths, JobSpec, JobState, JobTimeoutError, LaunchError, RankFailedError, jobs_dir
-from .reader import JobReader, read_errors, tail
+from .reader import JobReader, in_words, read_errors, tail
 
 # %% ../nbs/06_handle.ipynb #0ebbc6fd
 class Job:
@@ -66,8 +66,8 @@ def exception(self: Job) -> Exception | None:
     errors = read_errors(self.paths, self.world_size)
     if not errors: return LaunchError(f"job {self.id} {view.state}: {view.reason}\n{tail(self.paths.launcher_log, 3000)}".rstrip())
     e = errors[0]
-    kind = f"{e['type']}: " if e.get("type") not in (None, "", "Died") else ""
-    return RankFailedError(e["rank"], e.get("host", "?"), f"{kind}{e.get('message', '')}", e.get("traceback", ""), tail(self.paths.output(e["rank"]), 2000))
+    trace, log = e.get("traceback", ""), tail(self.paths.output(e["rank"]), 4000)
+    return RankFailedError(e["rank"], e.get("host", "?"), in_words(e), trace, log.replace(trace.strip(), "").strip())
 
 @patch
 def results(self: Job, timeout: float | None = None) -> dict:
