@@ -68,6 +68,8 @@ class JobPaths:
     def launcher(self): return self.root / "launcher.jsonl"    # the job's own states; one writer: the guard
     @property
     def launcher_log(self): return self.root / "launcher.log"  # what the launching processes printed
+    @property
+    def tmp(self): return self.root / "tmp"                    # what the launching processes need while they run
     def rank(self, r: int): return self.root / "ranks" / f"{r:05d}"
     def events(self, r: int): return self.rank(r) / "events.jsonl"   # one writer: the rank
     def output(self, r: int): return self.rank(r) / "output.log"     # raw stdout and stderr; one writer: the guard
@@ -79,7 +81,8 @@ class JobPaths:
 def make_private(path) -> Path:
     "Create a folder and its parents, for this user only"
     path = Path(path)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.parent.exists(): make_private(path.parent)   # `mkdir(parents=True)` would give the parents another mode
+    path.mkdir(mode=0o700, exist_ok=True)
     return path
 
 def write_atomic(path, data: bytes | str):

@@ -26,13 +26,14 @@ PRELOAD = ["torch", "torch.utils.data", "torch.nn.parallel", "torch.distributed.
 # %% ../../nbs/launchers/21_local.ipynb #0da9fd3f
 def launcher_call(spec: JobSpec, root) -> dict:
     "The keyword arguments of `notebook_launcher` for a job"
-    return dict(num_processes=spec.nproc_per_node, rdzv_backend="c10d", rdzv_endpoint=f"{root}/tmp/rendezvous", rdzv_conf=dict(store_type="file"),
+    return dict(num_processes=spec.nproc_per_node, rdzv_backend="c10d", rdzv_endpoint=str(JobPaths(Path(root)).tmp / "rendezvous"), rdzv_conf=dict(store_type="file"),
                 rdzv_id=spec.job_id, max_restarts=0, monitor_interval=.05)
 
 def drive(spec: JobSpec, main, args) -> dict:
     "In the driver: run `main(*args)` on every rank; returns the exit codes of those that failed, by local rank"
     import tempfile
-    tempfile.tempdir = str(make_private(f"{args[0]}/tmp"))
+    tempfile.tempdir = str(make_private(JobPaths(Path(args[0])).tmp))
+    os.umask(0o077)                                                                                                  # torch's agent makes folders; the worker sets it back
     for key in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"): os.environ.setdefault(key, "lo")  # ranks talk on loopback only
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"                                                           # nor does the agent open a port
     from accelerate import notebook_launcher

@@ -148,6 +148,7 @@ class Rank:
         _become_rank()
         os.environ.update(world_env(self.place, self.env["DTNB_STORE"], self.env["DTNB_JAX"], int(self.env.get("DTNB_GPUS", 0))))
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.umask(int(self.env["DTNB_UMASK"], 8))
         make_private(self.paths.rank(self.place.rank))
         self.channel, ends = connect(self.env["DTNB_GUARD"]), capture()
         self.channel.send(dict(op="hello", rank=self.place.rank, local_rank=self.place.local_rank, pid=os.getpid()), fds=ends)
