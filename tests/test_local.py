@@ -84,13 +84,12 @@ def test_killed_driver(decoy):
 
 def test_killed_guard(decoy):
     job = run(sleeps)
-    started(job)
+    pids = started(job)
     guard = EventReader(job.paths.launcher).read()[0].get("guard")
-    ranks = {r.pid for r in job.view.ranks.values()}
     os.kill(guard, signal.SIGKILL)
     assert job.wait(30) == "lost"
     with pytest.raises(dtnb.DtnbError, match="guard .* is gone without a last word"): job.result()
-    wait_until(lambda: not alive(ranks), what="the ranks' end")
+    wait_until(lambda: not alive(pids), what="the end of the ranks and their children")
 
 
 def test_launching_process_dies_and_another_sees_it_all(home):
