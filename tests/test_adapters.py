@@ -87,18 +87,17 @@ def test_children_of_a_rank_report_nothing():
     for got in events(train).values(): assert last(got) == [("batches", 4, 4, 0)]
 
 
-def test_a_tensor_as_count_and_a_closed_stderr():
+def test_numbers_of_numpy_and_a_closed_file():
     def train():
-        import io, torch
+        import io, numpy
         from tqdm import tqdm
-        hand = tqdm(total=torch.tensor(4), file=io.StringIO(), desc="tensor")
-        hand.update(torch.tensor(4))
+        hand = tqdm(total=numpy.int64(4), file=io.StringIO(), desc="numpy")
+        hand.update(numpy.int64(4))
         hand.close()
         broken = tqdm(total=2, file=(file := io.StringIO()), desc="broken")
         file.close()
-        try: broken.close()
-        except ValueError: pass
-    for got in events(train).values(): assert bars(got) == [("tensor", 4, 4, 0), ("broken", 0, 2, 0)]
+        broken.close()
+    for got in events(train).values(): assert bars(got) == [("numpy", 4, 4, 0), ("broken", 0, 2, 0)]
 
 
 def test_no_widget_is_missed():

@@ -250,6 +250,9 @@ class LightningProgress(_Loops):
         self._metrics(trainer)
         self.end("train"), self.end("epoch")
 
+    def on_exception(self, trainer, module, exception):
+        for name in reversed(list(self.loops)): self.end(name)
+
     def __reduce__(self): return _lightning_progress, ()
 
 # %% ../../nbs/rank/11_adapters.ipynb #986ade86

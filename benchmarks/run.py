@@ -1,0 +1,251 @@
+"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about five minutes. Nothing here passes or fails."""
+import json, os, platform, select, statistics, subprocess, sys, tempfile, time
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+RANKS, ROUNDS, WARM = (2, 4), 3, 2  # each round: one launch by fresh processes, WARM more by the same ones, one training step
+IMPORTS = {"bare Python": "pass", "import dtnb": "import dtnb", "its names": "from dtnb import launch, jobs, Local, track", "import torch": "import torch", "import accelerate": "import accelerate"}
+PEERS = dict(dtnb="dtnb", accelerate="notebook_launcher", torchrun="torchrun")
+AIM_LAUNCH, AIM_TRACK, AIM_IMPORT = .6, .5, 150  # seconds; microseconds; milliseconds
+
+
+def say(text): print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+def spin() -> float:
+    "Seconds for a fixed piece of Python: how steady the machine is"
+    start = time.perf_counter()
+    sum(i * i for i in range(500_000))
+    return time.perf_counter() - start
+
+
+# Launching ------------------------------------------------------------------------------------------------------------------
+
+class Kernel:
+    "A Python process that launches when it is asked"
+    def __init__(self, kind, log):
+        self.kind, self.log, self.born = kind, log, time.time()
+        self.process = subprocess.Popen([sys.executable, str(HERE / "first_step.py"), kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+
+    def launch(self, what, n, folder, timeout=120) -> dict:
+        "Launch a step on `n` ranks; returns the kernel's answer. Raises `RuntimeError` after `timeout` seconds or when the kernel ended"
+        self.process.stdin.write(f"{what} {n} {folder}\n".encode())
+        self.process.stdin.flush()
+        line = self.process.stdout.readline() if select.select([self.process.stdout], [], [], timeout)[0] else b""
+        if not line: raise RuntimeError(f"no answer from the {self.kind} kernel:\n{Path(self.log.name).read_text()[-3000:]}")
+        return json.loads(line)
+
+    def __enter__(self): return self
+
+    def __exit__(self, *exc):
+        "Let it go; it ends its own children"
+        self.process.stdin.close()
+        try: self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+class Torchrun:
+    "Starts everything anew on each launch"
+    def __init__(self, kind, log): self.log = log
+    def __enter__(self): return self
+    def __exit__(self, *exc): pass
+
+    def launch(self, what, n, folder, timeout=120) -> dict:
+        self.born = called = time.time()
+        subprocess.run([sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", Path(folder).name, "--nproc-per-node", str(n),
+                        str(HERE / "first_step.py"), "--rank", what, folder], check=True, timeout=timeout, stdout=self.log, stderr=self.log)
+        return dict(called=called, ended=time.time())
+
+def launch(kernel, what, n) -> dict:
+    "One launch; returns when things happened, the last rank's time for each"
+    with tempfile.TemporaryDirectory() as folder:
+        answer = kernel.launch(what, n, folder)
+        ranks = [json.loads(p.read_text()) for p in Path(folder).glob("*.json")]
+    if [r["sum"] for r in ranks] != [n] * n: raise RuntimeError(f"the first step gave {ranks} on {n} ranks")
+    return answer | dict(born=kernel.born) | {k: max(r[k] for r in ranks) for k in ("group", "step")} | dict(function=max(r["called"] for r in ranks))
+
+def measure_round(n, order, log) -> list[dict]:
+    "Fresh processes: each peer's launches, in turn, as `{peer, n, what, ...}`"
+    found = []
+    with ExitStack() as stack:
+        kernels = {}
+        for what in ["first"] + ["later"] * WARM + ["train"]:
+            for peer in order:
+                if peer not in kernels: kernels[peer] = stack.enter_context((Torchrun if peer == "torchrun" else Kernel)(peer, log))
+                found.append(dict(peer=peer, n=n, what=what, **launch(kernels[peer], "train" if what == "train" else "reduce", n)))
+            say(f"{n} ranks, {what}: " + ", ".join(f"{f['peer']} {f['step'] - f['called']:.2f} s" for f in found[-3:]))
+    return found
+
+def measure_launches(log, steady) -> list[dict]:
+    "All rounds; who goes first changes"
+    found, peers = [], list(PEERS)
+    for n in RANKS:
+        for i in range(ROUNDS):
+            steady += [spin(), spin()]
+            found += measure_round(n, peers[i % 3:] + peers[:i % 3], log)
+    return found
+
+
+# The rest -------------------------------------------------------------------------------------------------------------------
+
+def measure_imports() -> dict[str, list[float]]:
+    "Milliseconds of a whole Python process, by what it imports; the first time of each does not count"
+    found = {name: [] for name in IMPORTS}
+    for i in range(8):
+        for name, code in IMPORTS.items():
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-c", code], check=True, cwd=HERE)
+            if i: found[name].append((time.perf_counter() - start) * 1e3)
+    return found
+
+def inside(fn):
+    "What `fn()` returns in a job of one rank"
+    import dtnb
+    job = dtnb.launch(fn, on=dtnb.Local(nproc=1))
+    job.wait(200, draw=False)
+    return job.result()
+
+def measure_loops() -> dict[str, dict]:
+    "Costs of an iteration outside a job and inside one"
+    import loops
+    return dict(outside=loops.costs(), inside=inside(loops.costs))
+
+def measure(tmp) -> dict:
+    "Everything"
+    import fold
+    steady, load = [], os.getloadavg()[0]
+    with open(f"{tmp}/log", "wb") as log: launches = measure_launches(log, steady)
+    say("imports")
+    imports = measure_imports()
+    steady.append(spin())
+    say("loops")
+    loops = measure_loops()
+    steady.append(spin())
+    say("the fold")
+    folded = fold.costs(f"{tmp}/job")
+    return dict(launches=launches, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
+
+
+# Writing --------------------------------------------------------------------------------------------------------------------
+
+def median(numbers): return statistics.median(numbers)
+
+def spread(numbers, scale=1.0, digits=2) -> str:
+    "Median (least - most)"
+    return "{:,.{d}f} ({:,.{d}f} - {:,.{d}f})".format(*(scale * x for x in (median(numbers), min(numbers), max(numbers))), d=digits)
+
+def table(head, rows, align="---:") -> str: return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [head, ["---"] + [align] * (len(head) - 1), *rows])
+
+def ratio(theirs, ours) -> str: return f"{median(theirs) / median(ours):.1f}x"
+
+def pick(data, peer, n, what, since, until="step") -> list[float]:
+    "Seconds between two moments of one peer's launches. torchrun is always cold: its first and later launches are the same thing"
+    same = ("first", "later") if peer == "torchrun" and what != "train" else (what,)
+    return [f[until] - f[since] for f in data["launches"] if (f["peer"], f["n"]) == (peer, n) and f["what"] in same]
+
+SITUATIONS = [("from a fresh Python", "first", "born", "step"), ("library imported, first call", "first", "called", "step"), ("later calls", "later", "called", "step"),
+              ("later calls, until the result is there", "later", "called", "ended"), ("later call, first *training* step", "train", "called", "step")]
+
+def launch_rows(data):
+    for n in RANKS:
+        for words, *situation in SITUATIONS:
+            ours, notebook, torchrun = (pick(data, peer, n, *situation) for peer in PEERS)
+            yield [f"{n} ranks: {words}", spread(ours), spread(notebook), spread(torchrun), ratio(notebook, ours), ratio(torchrun, ours)]
+
+STAGES = [("`launch()`: freeze the call, write the folder, tell the zygote", "called", "returned"), ("zygote forks the guard; its store and socket", "returned", "guard"),
+          ("driver: `notebook_launcher`, the rendezvous, forking the ranks", "guard", "ranks"), ("ranks: unpack the call", "ranks", "function"),
+          ("gloo group", "function", "group"), ("first all_reduce", "group", "step"), ("from there to the result in the kernel", "step", "ended")]
+
+def stage_rows(data):
+    for words, since, until in STAGES: yield [words, *(spread(pick(data, "dtnb", n, "later", since, until), 1e3, 0) for n in RANKS)]
+    yield ["the same in a training job: from the function's call to its first step", *(spread(pick(data, "dtnb", n, "train", "function", "step"), 1e3, 0) for n in RANKS)]
+
+def loop_rows(data):
+    out, inn = data["loops"]["outside"], data["loops"]["inside"]
+    rows = [("`for _ in range(n)`", "bare", None), ("`dtnb.track`", "track", "tqdm"), ("`tqdm`, to a null file", "tqdm", None), ("`dtnb.log(loss=...)`", "log", "set_postfix"),
+            ("`tqdm.set_postfix(loss=..., refresh=False)`", "set_postfix", None), ("`with dtnb.span(...)`", "span", "record_function"), ("`with torch.profiler.record_function(...)`, not profiling", "record_function", None)]
+    for what, key, peer in rows: yield [what, spread(out[key], 1, 0), spread(inn[key], 1, 0), f"{median(inn[peer]) / median(inn[key]):.1f}x" if peer else ""]
+
+def fold_rows(data):
+    f = data["fold"]
+    rate = [f["events"][0] / s for s in f["apply"]]
+    return [["`JobView.apply`, events a second", spread(rate, 1, 0)], ["`to_rows(view)`, ms", spread(f["rows"], 1e3, 1)],
+            [f"`json.dumps` of those rows ({median(f['bytes']) / 1e6:.2f} MB), ms", spread(f["dumps"], 1e3, 1)], [f"`JobReader`: first read of {f['events'][0]:,} records, ms", spread(f["first"], 1e3, 0)],
+            ["`JobReader`: a poll with nothing new, ms", spread(f["idle"], 1e3, 1)], ["`JobReader`: a poll with one new record a rank, ms", spread(f["news"], 1e3, 1)]]
+
+def import_rows(data):
+    bare = median(data["imports"]["bare Python"])
+    for name, code in IMPORTS.items(): yield [f"`{code}`", spread(data["imports"][name], 1, 0), f"{median(data['imports'][name]) - bare:,.0f}"]
+
+def aim_rows(data):
+    "The aims, whether they were hit, by how much, and what decides"
+    def row(what, aim, got, unit, why): return [what, f"{aim:g} {unit}", f"{got:.3g} {unit}", f"**{'hit' if got <= aim else 'miss'}**, {abs(1 - got / aim):.0%} {'under' if got <= aim else 'over'}", why]
+    for n in RANKS:
+        seconds = pick(data, "dtnb", n, "later", "called")
+        parts = {words: median(pick(data, "dtnb", n, "later", *ends)) for words, *ends in STAGES[:-1]}
+        longest = max(parts, key=parts.get)
+        yield row(f"warm launch to first step, {n} ranks", AIM_LAUNCH, median(seconds), "s", f"worst {max(seconds):.2f} s; {parts[longest] / sum(parts.values()):.0%} of it is {longest}")
+    inn = data["loops"]["inside"]
+    cost = (median(inn["track"]) - median(inn["bare"])) / 1e3
+    yield row("`track` in a job, over a bare loop", AIM_TRACK, cost, "us", "a generator's step and one addition; a thread looks at the count")
+    ms = {name: median(found) for name, found in data["imports"].items()}
+    yield row("`import dtnb`, the whole process", AIM_IMPORT, ms["import dtnb"], "ms", f"names resolve on first use ({ms['its names']:.0f} ms with them); the bare process is {ms['bare Python']:.0f} ms of it")
+
+def machine(data) -> str:
+    peers = ", ".join(f"{name} {version(name)}" for name in ("torch", "accelerate", "tqdm"))
+    return (f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}, shared with other work), Python {platform.python_version()}, {peers}; gloo on loopback, `OMP_NUM_THREADS=1`. "
+            f"Load average at the start {data['load']:.1f}. A fixed piece of pure Python took {spread(data['steady'], 1e3, 0)} ms through the run: the width says how steady the machine was.")
+
+def readme(data) -> str:
+    "The text of README.md"
+    return f"""# Benchmarks
+
+Written by `python benchmarks/run.py` (`make bench`) in {data["minutes"]:.1f} minutes; don't edit. The peers ran in the same run, in turn, on the same machine, so the ratios mean more than the seconds. Figures are the median (least - most).
+
+{machine(data)}
+
+## Aims
+
+{table(["", "aim", "median", "", "what decides"], aim_rows(data), "---")}
+
+## Launch to first step
+
+Seconds until the last rank has completed its first `all_reduce`; in a training job, until it has made the first step of an optimizer under `Accelerator`. Of each line {ROUNDS} launches by fresh processes, {ROUNDS * WARM} later ones, {ROUNDS} training jobs.
+
+- `notebook_launcher` is `accelerate.notebook_launcher`, called from a Python that stays, as in a notebook. It forks that Python, which has torch already and waits until the ranks have ended; dtnb's kernel never imports torch, is not blocked, and its ranks outlive it. In the first call dtnb still has to start the process (the zygote) that its ranks are forked from.
+- `torchrun` starts everything anew each time: one figure for the first call and the later ones.
+- The last two columns say how many times longer the peer took. **Below 1 the peer is faster.**
+
+{table(["", "dtnb, s", "notebook_launcher, s", "torchrun, s", "notebook_launcher / dtnb", "torchrun / dtnb"], launch_rows(data))}
+
+Where a later call of dtnb spends its time, ms:
+
+{table(["", *(f"{n} ranks" for n in RANKS)], stage_rows(data))}
+
+## An iteration of a watched loop
+
+Nanoseconds an iteration, the loop itself included. Inside a job the rank's reporter samples the loop ten times a second.
+
+{table(["", "outside a job, ns", "inside a job, ns", "peer / dtnb, inside"], loop_rows(data))}
+
+## A job of 1,024 ranks
+
+{table(["", "median (least - most)"], fold_rows(data))}
+
+## Import
+
+{table(["", "whole process, ms", "over bare Python, ms"], import_rows(data))}
+"""
+
+def main():
+    start = time.time()
+    with tempfile.TemporaryDirectory(prefix="dtnb-bench-") as tmp:
+        os.environ.update(DTNB_HOME=f"{tmp}/home", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+        data = measure(tmp)
+    text = readme(data | dict(minutes=(time.time() - start) / 60))
+    (HERE / "README.md").write_text(text)
+    print(text)
+
+if __name__ == "__main__": main()
