@@ -37,6 +37,8 @@ def drive(spec: JobSpec, main, args) -> dict:
     for key in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"): os.environ.setdefault(key, "lo")  # ranks talk on loopback only
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"                                                           # nor does the agent open a port
     from accelerate import notebook_launcher
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+    dynamic_rendezvous._delay = lambda seconds: None  # up to 0.3 s of jitter, meant for many nodes that meet at once (torch 2.13)
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     try: notebook_launcher(main, args, **launcher_call(spec, args[0]))
     except ChildFailedError as err: return {r: f.exitcode for r, f in err.failures.items()}
