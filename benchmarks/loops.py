@@ -1,7 +1,7 @@
 """What an iteration costs when somebody watches the loop: `dtnb` beside `tqdm` and torch's profiler marks."""
 import os, time
 
-N, REPEATS = 100_000, 9
+N, REPEATS = 20_000, 45  # short and many: a repeat that another process cut into does not move the median
 
 
 def bare(n, quiet):

@@ -138,7 +138,7 @@ def spread(numbers, scale=1.0, digits=2) -> str:
 
 def table(head, rows, align="---:") -> str: return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [head, ["---"] + [align] * (len(head) - 1), *rows])
 
-def ratio(theirs, ours) -> str: return f"{median(theirs) / median(ours):.1f}x"
+def ratio(theirs, ours) -> str: return f"{median(theirs) / median(ours):.2g}x"
 
 def pick(data, peer, n, what, since, until="step") -> list[float]:
     "Seconds between two moments of one peer's launches. torchrun is always cold: its first and later launches are the same thing"
@@ -166,7 +166,7 @@ def loop_rows(data):
     out, inn = data["loops"]["outside"], data["loops"]["inside"]
     rows = [("`for _ in range(n)`", "bare", None), ("`dtnb.track`", "track", "tqdm"), ("`tqdm`, to a null file", "tqdm", None), ("`dtnb.log(loss=...)`", "log", "set_postfix"),
             ("`tqdm.set_postfix(loss=..., refresh=False)`", "set_postfix", None), ("`with dtnb.span(...)`", "span", "record_function"), ("`with torch.profiler.record_function(...)`, not profiling", "record_function", None)]
-    for what, key, peer in rows: yield [what, spread(out[key], 1, 0), spread(inn[key], 1, 0), f"{median(inn[peer]) / median(inn[key]):.1f}x" if peer else ""]
+    for what, key, peer in rows: yield [what, spread(out[key], 1, 0), spread(inn[key], 1, 0), ratio(inn[peer], inn[key]) if peer else ""]
 
 def fold_rows(data):
     f = data["fold"]
@@ -188,7 +188,7 @@ def aim_rows(data):
         longest = max(parts, key=parts.get)
         yield row(f"warm launch to first step, {n} ranks", AIM_LAUNCH, median(seconds), "s", f"worst {max(seconds):.2f} s; {parts[longest] / sum(parts.values()):.0%} of it is {longest}")
     inn = data["loops"]["inside"]
-    cost = (median(inn["track"]) - median(inn["bare"])) / 1e3
+    cost = median([watched - bare for watched, bare in zip(inn["track"], inn["bare"])]) / 1e3
     yield row("`track` in a job, over a bare loop", AIM_TRACK, cost, "us", "a generator's step and one addition; a thread looks at the count")
     ms = {name: median(found) for name, found in data["imports"].items()}
     yield row("`import dtnb`, the whole process", AIM_IMPORT, ms["import dtnb"], "ms", f"names resolve on first use ({ms['its names']:.0f} ms with them); the bare process is {ms['bare Python']:.0f} ms of it")

@@ -82,13 +82,12 @@ def _draw(job, timeout=None):
 
 # %% ../nbs/40_api.ipynb #d01d475a
 @patch
-def watch(self: Job) -> Job:
+def watch(self: Job):
     "Show every rank's progress until the job ends. Returns at once in a notebook, blocks in a terminal"
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if self.state.ended: _draw(self)
     elif shell is not None and getattr(shell, "kernel", None) is not None: _watch_aside(self)
     else: _draw(self)
-    return self
 
 def _watch_aside(job):
     screen, live, twin = _screen(job), _Live(job), Job(job.paths.root, job.launcher)   # its own reader: two threads, two views
@@ -101,10 +100,13 @@ def _watch_aside(job):
         finally:
             live.close()
             screen.finish(twin.view)
-    threading.Thread(target=run, name=f"dtnb-watch-{job.id}", daemon=True).start()
+    job.watcher = threading.Thread(target=run, name=f"dtnb-watch-{job.id}", daemon=True)
+    job.watcher.start()
 
 @patch
 def wait(self: Job, timeout: float | None = None, draw: bool = True) -> JobState:
     "Block until the job ends, drawing its progress, and return its state. Raises `JobTimeoutError` after `timeout` seconds; an interrupt ends the wait, not the job"
-    if not draw or self.state.ended: return self.follow(timeout).state
+    if not draw or self.state.ended or self.watcher: return self.follow(timeout).state
     return _draw(self, timeout).state
+
+Job.watcher = None  # the thread that draws this job, if one does

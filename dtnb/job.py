@@ -26,6 +26,7 @@ class JobState(StrEnum):
 
     @property
     def ended(self) -> bool: return self in _ENDED
+    def __repr__(self): return str(self)
 
 _ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.LOST})
 

@@ -32,7 +32,7 @@ def alone(code):
     "Run a script in its own interpreter; its output"
     p = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
     assert p.returncode == 0, p.stderr
-    return p.stdout + p.stderr
+    return p.stderr + p.stdout
 
 
 # ---- tqdm

@@ -164,6 +164,7 @@ def _counted(reporter, iterable, loop):
 def log(step: int | None = None, **values):
     "Show numbers (or tensors of one element): the latest value and a sparkline. Outside a job this does nothing"
     if (r := _here) is not None:
+        if (p := r.pending) is not None and p[1].keys() != values.keys(): r.take()   # other numbers: the last ones are not lost
         r.pending = step, values
         if r.due: r.take()
 
