@@ -1,4 +1,4 @@
-# make demo   run the quick start on 2 ranks and leave out/demo.html        make test   everything CI runs
+# `make help` lists the commands; the first of them makes .venv.
 SHELL := /bin/bash
 PY ?= python3
 VENV := .venv
@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-all nbtest export readme check-export bench clean system browser-packages
+.PHONY: help demo lab test nbtest export readme shots bench clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,10 +32,13 @@ export: $(READY) ## write dtnb/*.py from nbs/*.ipynb, and README.md from nbs/ind
 	$(MAKE) readme
 
 readme: $(READY) ## README.md from nbs/index.ipynb
-	$(BIN)/jupyter nbconvert --to markdown --no-prompt --log-level WARN --output-dir . --output README nbs/index.ipynb
+	$(BIN)/python nbs/readme.py
 
 nbtest: $(READY) ## run the lesson cells of nbs/
-	timeout 900 $(BIN)/nbdev_test --n_workers 2 --skip_file_re '^(index|0[1-9]_|1[0-9]_).*course|^[_.]'
+	timeout 900 $(BIN)/nbdev_test --n_workers 2
+
+shots: $(READY) ## take README's screenshots in a real JupyterLab
+	PYTHONPATH=tests $(BIN)/python tests/shots.py docs
 
 test: $(READY) ## all tests
 	tests/run
@@ -44,5 +47,5 @@ bench: $(READY) ## measure beside the peers, write benchmarks/README.md
 	$(BIN)/python benchmarks/run.py
 
 clean: ## remove what make built
-	rm -rf $(VENV) out build dist *.egg-info
+	rm -rf $(VENV) out build dist *.egg-info dtnb/static/course
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

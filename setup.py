@@ -1,5 +1,6 @@
 "The package's metadata lives in settings.ini (nbdev); this file only hands it to setuptools."
 import shlex
+import shutil
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -9,6 +10,9 @@ ini = ConfigParser(delimiters=["="])
 ini.read("settings.ini", encoding="utf-8")
 cfg = ini["DEFAULT"]
 words = lambda key: shlex.split(cfg.get(key, ""))
+
+# an installed dtnb carries the course, for `dtnb demo` and `dtnb lab`
+if Path("nbs/course").is_dir(): shutil.copytree("nbs/course", "dtnb/static/course", dirs_exist_ok=True)
 
 setup(
     name=cfg["lib_name"], version=cfg["version"], description=cfg["description"], keywords=cfg["keywords"],

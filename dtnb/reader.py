@@ -6,7 +6,7 @@
 __all__ = ['JobReader', 'tail', 'last_line', 'read_errors', 'in_words']
 
 # %% ../nbs/05_reader.ipynb #24fc1d19
-import json, os
+import json, os, re
 from pathlib import Path
 
 from .event import Event, EventReader
@@ -53,9 +53,11 @@ def tail(path, nbytes: int = 4000) -> str:
             return f.read().decode(errors="replace")
     except FileNotFoundError: return ""
 
+_TQDM = re.compile(r"\d+/\d+ \[\d+:\d+<|\d+%\|.*\|")
+
 def last_line(text: str) -> str:
-    "The last line that says something; of a redrawn bar, what is on the screen now"
-    lines = [seen for line in text.splitlines() if (seen := line.rsplit("\r", 1)[-1].strip())]
+    "The last line that says something; of a redrawn line, what is on the screen now. A bar of tqdm has its place elsewhere in the view"
+    lines = [seen for line in text.splitlines() if (seen := line.rsplit("\r", 1)[-1].strip()) and not _TQDM.search(seen)]
     return lines[-1] if lines else ""
 
 # %% ../nbs/05_reader.ipynb #7d404974

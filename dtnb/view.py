@@ -180,11 +180,12 @@ def progress(view: JobView) -> float | None:
     return sum(fs) / len(fs) if fs else None
 
 def stragglers(view: JobView, behind: float = .1) -> list[int]:
-    "Running ranks that are more than `behind` of the whole run behind the median rank"
+    "Running ranks that are more than `behind` of the whole run, and more than one and a half steps of the outermost loop, behind the median rank"
     fs = sorted((f, r.rank) for r in view.ranks.values() if (f := r.fraction) is not None)
     if len(fs) < 2: return []
     median = fs[len(fs) // 2][0]
-    return sorted(rank for f, rank in fs if median - f > behind and not view.ranks[rank].state.ended)
+    def far(f, r): return median - f > max(behind, 1.5 / r.bar.total)   # ranks pass from step to step at slightly different times
+    return sorted(rank for f, rank in fs if not view.ranks[rank].state.ended and far(f, view.ranks[rank]))
 
 # %% ../nbs/03_view.ipynb #86233789
 def _bar_row(b: Bar | None):

@@ -84,7 +84,7 @@ def test_wheel_holds_the_static_files(tmp_path):
     names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
     for p in (ROOT / "dtnb" / "static").rglob("*"):
         if p.is_file(): assert str(p.relative_to(ROOT)) in names
-    assert "dtnb/static/progress.js" in names and "dtnb/rank/worker.py" in names
+    assert {"dtnb/static/progress.js", "dtnb/static/progress.css", "dtnb/static/course/01_quickstart.ipynb", "dtnb/rank/worker.py"} <= set(names)
 
 
 def test_tree_names_no_machine():

@@ -1,0 +1,13 @@
+"Take README's two screenshots: `python tests/shots.py docs`"
+import os, sys, tempfile
+from pathlib import Path
+
+from lab import Lab
+from test_browser import quick_start
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as tmp:
+        folder = Path(tmp) / "notebooks"
+        folder.mkdir()
+        os.environ["DTNB_HOME"] = f"{tmp}/home"
+        with Lab(folder, tmp) as lab: quick_start(lab, Path(sys.argv[1]))
