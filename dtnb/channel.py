@@ -28,6 +28,15 @@ class Channel:
     def fileno(self) -> int: return self.sock.fileno()
     def send(self, message: dict, fds=()): send(self.sock, message, fds)
 
+    def offer(self, message: dict) -> bool:
+        "Send if the peer has room for it, without waiting; False: it was left out. A peer that took half a message is `closed`"
+        body = json.dumps(message, default=str).encode()
+        data = _HEAD.pack(len(body)) + body
+        try: sent = self.sock.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError: return False
+        self.closed |= sent < len(data)
+        return not self.closed
+
     def receive(self, wait: float | None = 0) -> list[dict]:
         "The messages that are here after at most `wait` seconds (None: until one is). Descriptors that came are in `fds`"
         while not (got := self._whole()) and not self.closed:

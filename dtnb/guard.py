@@ -6,7 +6,7 @@
 __all__ = ['GRACE', 'LINGER', 'start_time', 'children_of', 'descendants', 'Guard', 'umask', 'describe_exit', 'guard_main']
 
 # %% ../nbs/rank/14_guard.ipynb #e4ea1b41
-import contextlib, ctypes, json, os, selectors, shutil, signal, socket, sys, time
+import contextlib, ctypes, json, os, selectors, shutil, signal, socket, sys, time, traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,9 +152,7 @@ def _fork(self: Guard, run) -> int:
         for key in list(self.loop.get_map().values()): os.close(key.fd)
         run()
         status = 0
-    except BaseException:
-        import traceback
-        traceback.print_exc()
+    except BaseException: traceback.print_exc()
     finally:
         with contextlib.suppress(Exception): sys.stdout.flush(), sys.stderr.flush()
         os._exit(status)
@@ -203,7 +201,11 @@ def _on_connect(self: Guard, key):
 @patch
 def _on_message(self: Guard, key):
     channel = key.fileobj
-    for m in channel.receive(): getattr(self, f"_op_{m.get('op')}", lambda c, m: None)(channel, m)
+    try:
+        for m in channel.receive(): getattr(self, f"_op_{m.get('op')}", lambda c, m: None)(channel, m)
+    except Exception:                                     # whoever talks nonsense is hung up on; the job goes on
+        traceback.print_exc()
+        channel.closed = True
     if channel.closed:
         self.loop.unregister(channel)
         self.watchers = [w for w in self.watchers if w is not channel]
@@ -225,7 +227,7 @@ def _op_hello(self: Guard, channel, m):
 @patch
 def _op_live(self: Guard, channel, m):
     for w in self.watchers:
-        with contextlib.suppress(OSError): w.send(m)
+        with contextlib.suppress(OSError): w.offer(m)     # a listener that sleeps misses some; the files have it all
 
 @patch
 def _op_done(self: Guard, channel, m):

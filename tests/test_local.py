@@ -29,6 +29,25 @@ class TestContractOfOneRank:
         with pytest.raises(dtnb.RankFailedError, match="rank 0 on .*: KeyError: 'gone'"): run(fail, nproc=1).result(timeout=60)
 
 
+# ---- the kernel's past does not matter
+
+def test_after_an_accelerator_in_this_process():
+    "notebook_launcher itself would ask for a kernel restart"
+    code = """
+import dtnb
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+def train():
+    from accelerate import Accelerator
+    a = Accelerator()
+    import torch
+    return a.num_processes, a.reduce(torch.ones(1)).item()
+print(dtnb.launch(train, on=dtnb.Local(nproc=2)).results(60), accelerator.num_processes)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "{0: (2, 2.0), 1: (2, 2.0)} 1\n", done.stderr
+
+
 # ---- many
 
 def test_twenty_in_a_row_and_four_at_once():
@@ -112,6 +131,25 @@ os.kill(os.getpid(), 9)
     assert job.wait(60) == "done"
     assert job.results() == {0: "kept", 1: "kept"} and "from the start" in job.logs(1)
     assert [r.bar.n for r in job.view.ranks.values()] == [40, 40]
+
+
+def test_nonsense_on_the_control_channel():
+    "Who talks nonsense is hung up on; a listener that never reads costs nothing; the job goes on"
+    from dtnb.channel import connect
+    def train():
+        import time
+        for i in dtnb.track(range(400)): time.sleep(.005)
+        return "went on"
+    job = run(train)
+    address = wait_until(lambda: (said := EventReader(job.paths.launcher).read()) and said[0].get("address"))
+    sleeper = connect(address)
+    sleeper.send(dict(op="watch"))
+    for bad in (b"\x00\x00\x00\x05hello", b"\xff" * 100, b"\x00\x00\x00\x0f" + b'{"op": "hello"}'):
+        talker = connect(address)
+        talker.sock.sendall(bad)
+        talker.close()
+    assert job.result(timeout=60) == "went on"
+    sleeper.close()
 
 
 # ---- hostile text and sizes

@@ -194,6 +194,7 @@ class Local(Launcher):
             said = EventReader(job.paths.launcher).read()
             if said or job.state.ended: break
             time.sleep(.1)                                # asked before the zygote was warm
+        if not said: return
         with contextlib.suppress(OSError):                # the guard has just ended by itself
             channel = connect(said[0].get("address"))
             channel.send(dict(op="cancel", reason=reason))

@@ -6,7 +6,8 @@
 __all__ = ['LIVE', 'DISK', 'BEAT', 'Loop', 'Reporter', 'memory', 'install', 'track', 'log', 'span']
 
 # %% ../../nbs/rank/10_report.ipynb #51bcb858
-import os, sys, threading, time
+import contextlib, os, sys, threading, time
+from time import perf_counter
 
 from fastcore.basics import patch
 
@@ -36,7 +37,7 @@ class Reporter:
         self.open, self.count = [], 0                                    # loops, outermost first; how many there ever were
         self.opened_t = {}                                               # depth -> when a loop of that depth was last told
         self.due, self.pending, self.values, self.scalar_t = True, None, None, 0.0
-        self.phases, self.totals, self.span_told, self.span_t = [], {}, None, 0.0
+        self.phases, self.spans, self.span_told, self.span_t = [], {}, None, 0.0
         self.beat_t, self.stopped = 0.0, threading.Event()
 
     def start(self):
@@ -119,8 +120,8 @@ def _scalars(self: Reporter, now, final):
 # %% ../../nbs/rank/10_report.ipynb #8dcbf1bd
 @patch
 def _spans(self: Reporter, now, final):
-    state = (self.phases[-1] if self.phases else "", {k: [n, round(s, 4)] for k, (n, s) in list(self.totals.items())})
-    if (self.totals or self.phases) and state != self.span_told and (final or now - self.span_t >= DISK):
+    state = (self.phases[-1] if self.phases else "", {k: [s.n, round(s.seconds, 4)] for k, s in list(self.spans.items())})
+    if self.spans and state != self.span_told and (final or now - self.span_t >= DISK):
         self.span_told, self.span_t = state, now
         self.writer.write(EventKind.SPAN, phase=state[0], totals=state[1])
 
@@ -168,19 +169,24 @@ def log(step: int | None = None, **values):
         r.pending = step, values
         if r.due: r.take()
 
-# %% ../../nbs/rank/10_report.ipynb #de16f369
-class span:
-    "Name a stretch of a step: `with span('data'): ...`. Its count and seconds add up by name; the innermost is the rank's phase"
-    __slots__ = ("name", "t")
-    def __init__(self, name: str): self.name = name
+# %% ../../nbs/rank/10_report.ipynb #97e1a0c1
+class _Span:
+    "All the stretches of one name on this rank"
+    __slots__ = ("name", "phases", "starts", "n", "seconds")
+    def __init__(self, name, phases): self.name, self.phases, self.starts, self.n, self.seconds = name, phases, [], 0, 0.0
 
     def __enter__(self):
-        if _here is not None: _here.phases.append(self.name)
-        self.t = time.perf_counter()
-        return self
+        self.phases.append(self.name)
+        self.starts.append(perf_counter())
 
     def __exit__(self, *exc):
-        if (r := _here) is not None:
-            if r.phases: r.phases.pop()
-            n, s = r.totals.get(self.name, (0, 0.0))
-            r.totals[self.name] = (n + 1, s + time.perf_counter() - self.t)
+        self.seconds += perf_counter() - self.starts.pop()
+        self.n += 1
+        self.phases.pop()
+
+_NO_SPAN = contextlib.nullcontext()
+
+def span(name: str):
+    "Name a stretch of a step: `with span('data'): ...`. Its count and seconds add up by name; the innermost is the rank's phase. Outside a job this does nothing"
+    if (r := _here) is None: return _NO_SPAN
+    return r.spans.get(name) or r.spans.setdefault(name, _Span(name, r.phases))

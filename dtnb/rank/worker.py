@@ -155,7 +155,7 @@ class Rank:
         for fd in ends: os.close(fd)
         self.writer = EventWriter(self.paths.events(self.place.rank), self.place.rank, self.attempt)
         self.writer.write(EventKind.STATE, state=JobState.STARTING, pid=os.getpid(), host=socket.gethostname())
-        self.reporter = report.Reporter(self.writer, lambda e: self.channel.send(dict(op="live", event=e.to_json()))).start()
+        self.reporter = report.Reporter(self.writer, lambda e: self.channel.offer(dict(op="live", event=e.to_json()))).start()
         threading.Thread(target=serve_control, args=(self.channel,), name="dtnb-control", daemon=True).start()
         return self
 

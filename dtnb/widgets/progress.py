@@ -72,7 +72,7 @@ class Progress(anywidget.AnyWidget):
     def __init__(self, clock=time.monotonic, **kw):
         self.clock, self.after, self.sent, self.pinned, self.callbacks = clock, -math.inf, -math.inf, [], []
         super().__init__(**kw)
-        self.on_msg(self._hear)
+        self.on_msg(lambda *said: self._hear(*said))
         _route_to_subshell(self.comm)
 
 def _route_to_subshell(comm):
