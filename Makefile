@@ -4,6 +4,8 @@ PY ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEV := $(VENV)/.ready-dev
+PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
@@ -14,11 +16,16 @@ help: ## list the commands
 
 $(READY): constraints.txt settings.ini setup.py
 	$(PY) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -U pip -c constraints.txt
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[course,dev]'
+	$(PIP) -U pip
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[course]'
+	@touch $@
+
+# what only developers need: nbdev, the test tools, and the trainers whose progress is tested
+$(DEV): $(READY)
+	$(PIP) -e '.[dev]'
 	@if git rev-parse --git-dir >/dev/null 2>&1; then $(BIN)/nbdev_install_hooks >/dev/null; fi
-	@touch $(READY)
+	@touch $@
 
 demo: $(READY) ## train on 2 ranks from a real notebook; the page is out/demo.html
 	$(BIN)/dtnb demo --out out
@@ -26,24 +33,24 @@ demo: $(READY) ## train on 2 ranks from a real notebook; the page is out/demo.ht
 lab: $(READY) ## open JupyterLab on the course
 	$(BIN)/dtnb lab
 
-export: $(READY) ## write dtnb/*.py from nbs/*.ipynb, and README.md from nbs/index.ipynb
+export: $(DEV) ## write dtnb/*.py from nbs/*.ipynb, and README.md from nbs/index.ipynb
 	$(BIN)/nbdev_export
 	$(BIN)/nbdev_clean
 	$(MAKE) readme
 
-readme: $(READY) ## README.md from nbs/index.ipynb
+readme: $(DEV) ## README.md from nbs/index.ipynb
 	$(BIN)/python nbs/readme.py
 
-nbtest: $(READY) ## run the lesson cells of nbs/
+nbtest: $(DEV) ## run the lesson cells of nbs/
 	timeout 900 $(BIN)/nbdev_test --n_workers 2
 
-shots: $(READY) ## take README's screenshots in a real JupyterLab
+shots: $(DEV) ## take README's screenshots in a real JupyterLab
 	PYTHONPATH=tests $(BIN)/python tests/shots.py docs
 
-test: $(READY) ## all tests
+test: $(DEV) ## all tests
 	tests/run
 
-bench: $(READY) ## measure beside the peers, write benchmarks/README.md
+bench: $(DEV) ## measure beside the peers, write benchmarks/README.md
 	$(BIN)/python benchmarks/run.py
 
 clean: ## remove what make built

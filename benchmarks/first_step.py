@@ -32,6 +32,7 @@ def train_step(folder):
     step = time.time()
     number = accelerator.reduce(torch.ones(1))
     Path(folder, f"{accelerator.process_index}.json").write_text(json.dumps(dict(called=called, group=group, step=step, sum=number.item())))
+    model, optimizer = accelerator.free_memory(model, optimizer)  # torch 2.13: a DDP model that outlives its gloo group can hang the rank (its Reducer joins gloo's thread while it holds the GIL)
     dist.destroy_process_group()
 
 

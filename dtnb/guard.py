@@ -237,7 +237,8 @@ def _op_done(self: Guard, channel, m):
 @patch
 def _op_failed(self: Guard, channel, m):
     self._of(channel).said = "failed"
-    self._someone_failed()
+    self._someone_failed(cause=not m.get("peer_loss"))
+
 @patch
 def _op_exits(self: Guard, channel, m): self.exits.update({int(k): v for k, v in m["exits"].items()})
 @patch
@@ -275,10 +276,10 @@ def _on_gone(self: Guard, key, c):
     if c.said != "done": self._someone_failed()
 
 @patch
-def _someone_failed(self: Guard):
-    if self.failed_t is None:
-        self.failed_t = time.time()
-        if not self.spec.keep_siblings: self.deadline = self.deadline or time.monotonic() + GRACE
+def _someone_failed(self: Guard, cause=True):
+    "The grace begins; with `cause` this is what the others' deaths come from, otherwise it only lost a peer"
+    if cause and self.failed_t is None: self.failed_t = time.time()
+    if not self.spec.keep_siblings: self.deadline = self.deadline or time.monotonic() + GRACE
 
 @patch
 def _on_starter_gone(self: Guard, key):

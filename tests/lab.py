@@ -67,6 +67,17 @@ class Page:
         self.page.wait_for_function("""() => { const s = window.jupyterapp.shell.currentWidget.sessionContext;
             return s.session?.kernel?.connectionStatus === 'connected' && s.session.kernel.status === 'idle' }""", timeout=seconds * 1000)
 
+    def wait_done(self, cells=None, seconds=180):
+        "Until these cells (default: all code cells) have run; a kernel may say idle in between"
+        self.page.wait_for_function("""([which]) => { const n = window.jupyterapp.shell.currentWidget.content;
+            return n.widgets.filter((c, i) => c.model.type === 'code' && (!which || which.includes(i)))
+                            .every(c => c.model.executionCount != null && c.model.executionState !== 'running') }""", arg=[cells], timeout=seconds * 1000)
+
+    def run_cell(self, i):
+        "Run one cell; does not wait"
+        self.page.evaluate("i => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = i; return null }", i)
+        self.start("notebook:run-cell")
+
     def command(self, name, **args): return self.page.evaluate("([n, a]) => window.jupyterapp.commands.execute(n, a).then(() => null)", [name, args])
     def start(self, name, **args): self.page.evaluate("([n, a]) => { window.jupyterapp.commands.execute(n, a); return null }", [name, args])
     def theme(self, name): self.command("apputils:change-theme", theme=name)

@@ -44,10 +44,8 @@ def quick_start(lab, shots):
         p.theme(DARK)
         p.shot(shots / "lanes-dark.png")
         p.theme(LIGHT)
-        p.wait_idle(180)
-        p.page.wait_for_timeout(1500)
+        p.wait_done()
         p.save()
-        p.page.wait_for_timeout(500)
         assert p.errors == []
     return nb
 
@@ -60,7 +58,8 @@ def test_quick_start(lab, tmp_path):
     assert "text/html" in mimes and "application/vnd.jupyter.widget-view+json" not in mimes
     pages = ["".join(o["data"]["text/html"]) for o in saved if "text/html" in o.get("data", ())]
     assert any("train" in h and "100%" in h for h in pages) and not any("<script" in h for h in pages)
-    assert "widgets" not in json.loads(nb.read_text())["metadata"]
+    state = json.loads(nb.read_text())["metadata"].get("widgets", {}).get("application/vnd.jupyter.widget-state+json", {})
+    assert not state.get("state"), "widget state was saved"
     with Page(lab) as p:                                               # again, without a kernel
         p.open(nb.name, kernel=False)
         p.command("kernelmenu:shutdown")
@@ -77,17 +76,15 @@ def test_kernel_restart_and_attach(lab):
                    "import dtnb\njob = dtnb.jobs()[-1]\njob = dtnb.attach(job.id)\njob.watch()", "print(job.results())")
     with Page(lab) as p:
         p.open(nb.name)
-        p.command("notebook:run-cell")
-        p.wait_idle()
+        p.run_cell(0)
+        p.wait_done([0])
         p.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
         p.wait_idle()
-        p.page.evaluate("() => { const n = window.jupyterapp.shell.currentWidget.content; n.activeCellIndex = 1; return null }")
-        p.command("notebook:run-cell")
+        p.run_cell(1)
         p.page.locator(".dtnb-progress").first.wait_for(timeout=60_000)
         p.page.wait_for_function("() => /\\d+\\/300/.test(document.querySelector('.dtnb-progress')?.innerText ?? '')", timeout=60_000)
-        p.page.evaluate("() => { const n = window.jupyterapp.shell.currentWidget.content; n.activeCellIndex = 2; return null }")
-        p.command("notebook:run-cell")
-        p.wait_idle(120)
+        p.run_cell(2)
+        p.wait_done([2])
         p.save()
     assert any("{0: 'kept', 1: 'kept'}" in "".join(o.get("text", "")) for o in outputs(nb))
 
@@ -97,13 +94,13 @@ def test_cancel_button(lab):
     write_notebook(nb, "import dtnb\ndef wait():\n    import time\n    time.sleep(600)\njob = dtnb.launch(wait, on=dtnb.Local(nproc=2))\njob.watch()", "print(job.wait(60))")
     with Page(lab) as p:
         p.open(nb.name)
-        p.command("notebook:run-cell")
-        p.wait_idle()
+        p.run_cell(0)
+        p.wait_done([0])
         p.page.wait_for_function("() => /running/.test(document.querySelector('.dtnb-progress')?.innerText ?? '')", timeout=60_000)
         p.page.get_by_role("button", name="Cancel", exact=True).click()
+        p.page.get_by_role("button", name="Really cancel?").click()
         p.page.get_by_text("cancelled").first.wait_for(timeout=30_000)
-        p.page.evaluate("() => { const n = window.jupyterapp.shell.currentWidget.content; n.activeCellIndex = 1; return null }")
-        p.command("notebook:run-cell")
-        p.wait_idle()
+        p.run_cell(1)
+        p.wait_done([1])
         p.save()
     assert any("cancelled" in "".join(o.get("text", "")) for o in outputs(nb))

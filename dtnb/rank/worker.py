@@ -191,7 +191,7 @@ def _tell(self: Rank, op, state, **error):
     self.reporter.stop()
     if error: self.writer.write(EventKind.ERROR, **error)
     self.writer.write(EventKind.STATE, state=state)
-    with contextlib.suppress(OSError): self.channel.send(dict(op=op))
+    with contextlib.suppress(OSError): self.channel.send(dict(op=op, peer_loss=error.get("peer_loss")))
 
 def main(root: str):
     "Be the rank that the environment says; a failed one leaves with status 1"

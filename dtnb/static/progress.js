@@ -103,7 +103,7 @@ export function inWords(e) {
 export function gridFor(n, width) {
   for (const size of [18, 16, 14, 12, 10, 8, 6, 5, 4]) {
     const gap = size >= 10 ? 2 : 1, cols = Math.max(1, Math.floor((width + gap) / (size + gap))), rows = Math.ceil(n / cols);
-    if (rows * (size + gap) <= 132 || size === 4) return { size, gap, cols, rows, width: Math.min(n, cols) * (size + gap) - gap, height: rows * (size + gap) - gap };
+    if (rows * (size + gap) <= 150 || size === 4) return { size, gap, cols, rows, width: Math.min(n, cols) * (size + gap) - gap, height: rows * (size + gap) - gap };
   }
   throw new Error("unreachable");
 }
@@ -160,12 +160,11 @@ function meter(/** @type {string} */ label) {
 function detail() {
   const facts = h("dl", "dtnb-facts"), charts = h("div", "dtnb-charts"), trace = h("pre", "dtnb-trace"), body = h("div", "dtnb-more", charts, facts, trace);
   trace.tabIndex = 0;
-  /** @type {Map<string, {dt: HTMLElement, dd: HTMLElement}>} */ const known = new Map();
+  const known = Object.fromEntries(["host", "loop", "inner loop", "time in", "memory", "last output", "error"].map(name => [name, { dt: h("dt", "", name), dd: h("dd", "") }]));
+  for (const { dt, dd } of Object.values(known)) facts.append(dt, dd);
   /** @type {Map<string, {last: HTMLElement, range: HTMLElement, line: ReturnType<typeof sparkline>}>} */ const drawn = new Map();
   const fact = (/** @type {string} */ name, /** @type {string} */ text) => {
-    let f = known.get(name);
-    if (!f && !text) return;
-    if (!f) { f = { dt: h("dt", "", name), dd: h("dd", "") }; known.set(name, f); facts.append(f.dt, f.dd); }
+    const f = known[name];
     set(f.dd, text);
     f.dt.hidden = f.dd.hidden = !text;
   };
@@ -190,9 +189,9 @@ function detail() {
     fact("time in", spent.map(([name, [n, s]]) => `${name} ${duration(s) || "0s"} (${count(n)}×)`).join(" · "));
     fact("memory", [row.gpu != null ? `GPU ${bytes(row.gpu)}` : "", row.rss != null ? `host ${bytes(row.rss)}` : ""].filter(x => x).join(" · "));
     fact("last output", row.line);
-    fact("error", row.error ? inWords(row.error) : "");
     set(trace, row.error && !row.error.peer_loss ? row.error.traceback.trimEnd() : "");
     trace.hidden = !trace.textContent;
+    fact("error", row.error && trace.hidden ? inWords(row.error) : "");
   } };
 }
 
@@ -326,8 +325,8 @@ function cancelButton(ask) {
 function render({ model, el }) {
   const dot = h("span", "dtnb-dot"), name = h("b", "dtnb-name"), state = h("span", "dtnb-word"), note = h("span", "dtnb-note"), part = h("span", "dtnb-percent"), time = h("span", "dtnb-time");
   const cancel = cancelButton(() => model.send({ request: "cancel" })), bar = meter("progress of the job"), heat = strip(pick);
-  const head = h("div", "dtnb-head", dot, name, state, note, part, time, cancel.button), lanes = h("div", "dtnb-lanes"), peers = h("div", "dtnb-peers"), live = h("div", "dtnb-live");
-  const root = h("div", "dtnb-progress", head, bar.bar, heat.body, lanes, peers, live);
+  const head = h("div", "dtnb-head", dot, name, state, note, part, time, cancel.button), lanes = h("div", "dtnb-lanes"), live = h("div", "dtnb-live");
+  const root = h("div", "dtnb-progress", head, bar.bar, heat.body, lanes, live);
   bar.bar.classList.add("dtnb-job");
   lanes.setAttribute("role", "list");
   live.setAttribute("aria-live", "polite");
@@ -387,8 +386,6 @@ function render({ model, el }) {
     drawHead(f.job);
     if (f.cells) heat.draw(f);
     drawLanes(f);
-    const lost = f.cells ? [] : f.rows.filter(r => r.error?.peer_loss && r.rank !== f.job.root);
-    set(peers, lost.length > 1 ? `ranks ${ranges(lost.map(r => r.rank))} lost their peer` : "");
   }
 
   const changed = () => { received = performance.now(); waiting ||= requestAnimationFrame(draw); };

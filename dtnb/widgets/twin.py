@@ -184,9 +184,10 @@ def cells(l: Line) -> dict:
     spread = [percent(min(fs)), percent(max(fs))] if fs else [""]
     step = "" if many or b is None else count(b.n) + (f"/{count(b.total)}" if b.total else f" {clean(b.unit)}")
     inner = f"  {clean(r.inner.desc)} {count(r.inner.n)}" + (f"/{count(r.inner.total)}" if r.inner.total else "") if r.inner and not many and not r.inner.closed else ""
+    hosts = {x.host for x in l.ranks if x.host}
     rates = [x.bar.rate for x in l.ranks if x.bar and x.bar.rate]
     memory = max((m for x in l.ranks if (m := x.gpu or x.rss)), default=None)
-    return dict(rank=ranges(l.ids), host=", ".join(sorted({x.host for x in l.ranks if x.host})[:2]),
+    return dict(rank=ranges(l.ids, 3), host=clean(next(iter(hosts))) if len(hosts) == 1 else f"{len(hosts)} hosts" if hosts else "",
                 state=("peer lost" if tone(l) == "peer" else str(r.state)) + (" · behind" if l.late else f" · {clean(r.phase)}" if r.phase and not many else ""),
                 percent=spread[0] if len(set(spread)) < 2 else f"{spread[0][:-1]}-{spread[1]}", step=step + inner,
                 rate=per_second(sum(rates) / len(rates), clean(b.unit) if b else "it") if rates and not r.state.ended else "",
@@ -205,7 +206,7 @@ def _mean(fs): return sum(fs) / len(fs) if fs else None
 def _grid(rows, width):
     "Which columns fit, and how wide each is"
     order = ["rank", "host", "state", "step", "percent", "rate", "scalars", "spark", "memory"]
-    if len({h for c in rows for h in c["host"].split(", ")}) < 2: order.remove("host")
+    if len({c["host"] for c in rows}) < 2: order.remove("host")
     wide = {k: w for k in order if (w := max(sum(map(_width, c[k])) for c in rows))}
     for k in ("memory", "spark", "rate", "scalars", "host"):
         if sum(wide.values()) + 2 * len(wide) + 16 > width: wide.pop(k, None)
@@ -243,23 +244,25 @@ def _box(f, tint, width, height=6) -> str:
 def _quiet(words) -> str: return _tag("span", "opacity:.65", words)
 
 # %% ../../nbs/widgets/29_twin.ipynb #6d4777e3
-_HEADS = dict(rank="rank", host="host", state="state", step="progress", percent="", rate="rate", scalars="scalars", memory="memory", line="last output")
+_HEADS = dict(rank="rank", host="host", state="state", bar="progress", step="", percent="", rate="rate", scalars="scalars", spark="", memory="memory", line="last output")
+
+_RIGHT = ("rank", "step", "percent", "rate", "memory")
 
 def _td(k, l, c) -> str:
-    tint, said = _TINT[tone(l)], escape(c[k])
+    tint, said = _TINT[tone(l)], escape(c.get(k, "")).replace("  ", " &nbsp;")
     if k == "state": said = _tag("span", f"color:{tint}", f"{MARKS[tone(l)]} {said}")
-    if k == "step": said = (_box(_mean(l.fractions), tint, "110px") if l.fractions else "") + _quiet(said)
-    if k == "scalars": said = f'{said} {_tag("span", f"color:{tint};letter-spacing:0", c["spark"])}'
-    if k == "line": said = _tag("span", f"{_CODE};opacity:.75", escape(cut(c[k], 60)))
+    if k == "bar": said = _box(_mean(l.fractions), tint, "120px") if l.fractions else ""
+    if k == "spark": said = _tag("span", f"color:{tint};font-size:10px;opacity:.8", said)
+    if k == "line": said = _tag("span", f"{_CODE};opacity:.75", escape(cut(c[k], 44)))
     if k == "rank": said = _tag("b", "", said)
-    return _tag("td", _CELL + (";text-align:right" if k in ("rank", "percent", "rate", "memory") else ""), said)
+    return _tag("td", _CELL + (";text-align:right" if k in _RIGHT else ""), said)
 
 def _table(view) -> str:
     rows = [(l, cells(l)) for l in lines(view)]
-    shown = [k for k in _HEADS if any(c[k] for _, c in rows)]
+    shown = [k for k in _HEADS if any(l.fractions if k == "bar" else c[k] for l, c in rows)]
     if len({r.host for r in view.ranks.values() if r.host}) < 2 and "host" in shown: shown.remove("host")
     plain = "background-color:rgba(0,0,0,0);border:0"
-    head = _tag("tr", plain, *(_tag("th", _CELL + ";font-weight:normal;font-size:11px;opacity:.6" + (";text-align:right" if k in ("rank", "rate", "memory") else ""), _HEADS[k]) for k in shown))
+    head = _tag("tr", plain, *(_tag("th", _CELL + ";font-weight:normal;font-size:11px;opacity:.6" + (";text-align:right" if k in _RIGHT else ""), _HEADS[k]) for k in shown))
     return _tag("table", f"border-collapse:collapse;border:0;margin:8px 0 0 0;{_FONT}", "<thead>", head, "</thead><tbody>",
                 *(_tag("tr", plain, *(_td(k, l, c) for k in shown)) for l, c in rows), "</tbody>")
 
