@@ -45,6 +45,14 @@ def rank_one_is_killed():
     time.sleep(600)
 
 
+def rank_one_is_killed_while_the_other_waits():
+    import os, signal, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if dist.get_rank() == 1: os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+
+
 def sleeps(seconds=600):
     import subprocess, time
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -86,6 +94,11 @@ class LauncherContract:
         job = self.launch(rank_one_is_killed)
         with pytest.raises(dtnb.RankFailedError, match="rank 1 on .*: its process was killed by SIGKILL") as caught: job.result(timeout=60)
         assert "last words" in caught.value.log_tail
+        self.gone(job)
+
+    def test_a_death_is_the_cause_not_what_its_peer_saw(self):
+        job = self.launch(rank_one_is_killed_while_the_other_waits)
+        with pytest.raises(dtnb.RankFailedError, match="rank 1 on .*: its process was killed by SIGKILL"): job.result(timeout=60)
         self.gone(job)
 
     def test_cancel_stops_everything(self, decoy):

@@ -158,9 +158,9 @@ function meter(/** @type {string} */ label) {
 
 /** What is shown of one rank when its lane is open. */
 function detail() {
-  const facts = h("dl", "dtnb-facts"), charts = h("div", "dtnb-charts"), trace = h("pre", "dtnb-trace"), body = h("div", "dtnb-more", charts, facts, trace);
+  const facts = h("div", "dtnb-facts"), charts = h("div", "dtnb-charts"), trace = h("pre", "dtnb-trace"), body = h("div", "dtnb-more", charts, facts, trace);
   trace.tabIndex = 0;
-  const known = Object.fromEntries(["host", "loop", "inner loop", "time in", "memory", "last output", "error"].map(name => [name, { dt: h("dt", "", name), dd: h("dd", "") }]));
+  const known = Object.fromEntries(["host", "loop", "inner loop", "time in", "memory", "last output", "error"].map(name => [name, { dt: h("span", "dtnb-quiet", name), dd: h("span", "dtnb-fact") }]));
   for (const { dt, dd } of Object.values(known)) facts.append(dt, dd);
   /** @type {Map<string, {last: HTMLElement, range: HTMLElement, line: ReturnType<typeof sparkline>}>} */ const drawn = new Map();
   const fact = (/** @type {string} */ name, /** @type {string} */ text) => {

@@ -175,7 +175,7 @@ def _scalars(l):
     main = metric(l.one)
     names = sorted(l.one.scalars, key=lambda k: k != main)[:3 if len(l.ranks) == 1 else 1]
     last = lambda k: sum(vs) / len(vs) if (vs := [r.scalars[k].last for r in l.ranks if k in r.scalars]) else math.nan
-    return "  ".join(clean(f"{k} {last(k):.4g}") for k in names)
+    return "  ".join(clean(f"{k} {last(k):.{4 if k == main else 3}g}") for k in names)
 
 def cells(l: Line) -> dict:
     "What a row says, as text"
@@ -253,7 +253,7 @@ def _td(k, l, c) -> str:
     if k == "state": said = _tag("span", f"color:{tint}", f"{MARKS[tone(l)]} {said}")
     if k == "bar": said = _box(_mean(l.fractions), tint, "120px") if l.fractions else ""
     if k == "spark": said = _tag("span", f"color:{tint};font-size:10px;opacity:.8", said)
-    if k == "line": said = _tag("span", f"{_CODE};opacity:.75", escape(cut(c[k], 44)))
+    if k == "line": said = _tag("span", f"{_CODE};opacity:.75", escape(cut(c[k], 40)))
     if k == "rank": said = _tag("b", "", said)
     return _tag("td", _CELL + (";text-align:right" if k in _RIGHT else ""), said)
 
