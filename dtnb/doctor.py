@@ -136,7 +136,7 @@ def check_ray():
 def check_kubernetes():
     if not shutil.which("kubectl"): return Check("Kubernetes", None, "not found", "only jobs on Kubernetes will need kubectl")
     context = run_text("kubectl", "config", "current-context")
-    return Check("Kubernetes", True if context else None, f"kubectl, context {context}" if context else "kubectl, but no cluster is chosen", "kubectl config use-context NAME")
+    return Check("Kubernetes", True if context else None, f"kubectl, context {context}" if context else "kubectl, but no cluster is chosen", "only jobs on Kubernetes will need one: kubectl config use-context NAME")
 
 # %% ../nbs/42_doctor.ipynb #bac80ce3
 QUESTIONS = {"Python": check_python, "packages": check_packages, "torch": check_torch, "DTNB_HOME": check_home, "loopback": check_loopback,
