@@ -204,7 +204,8 @@ def as_text(view: JobView, width: int, color: bool = False) -> str:
 
 def show(job_id: str, html: Path | None = None, follow: bool = False) -> str:
     "A job as text; with `follow`, it was drawn until its end and there is no more to say; with `html`, a page is written, too"
-    job, said = attach(job_id), ""
+    try: job, said = attach(job_id), ""
+    except (ValueError, TypeError) as err: raise DtnbError(f"job {job_id!r} can't be read: {err}") from None
     if follow and not job.state.ended: job.watch()
     else: said = as_text(job.view, shutil.get_terminal_size((121, 24)).columns - 1, sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
     if html: html.write_text(as_page(job.view), encoding="utf-8")
