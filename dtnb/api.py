@@ -34,7 +34,7 @@ def jobs() -> list[Job]:
     "The jobs below `DTNB_HOME`, the newest last; a folder that is no job, or was removed meanwhile, is left out"
     found = []
     for p in jobs_dir().glob("*/spec.json"):
-        with contextlib.suppress(DtnbError, OSError, ValueError): found.append((p.stat().st_mtime, p.parent.name, open_job(p.parent.name)))
+        with contextlib.suppress(DtnbError, OSError): found.append((p.stat().st_mtime, p.parent.name, open_job(p.parent.name)))
     return [job for _, _, job in sorted(found, key=lambda f: f[:2])]
 
 # %% ../nbs/40_api.ipynb #7a8ef02c

@@ -15,7 +15,7 @@ MAX_MESSAGE = 64 << 20  # bytes; anything longer is not ours
 # %% ../nbs/04_channel.ipynb #e4d2c180
 def send(sock: socket.socket, message: dict, fds=()):
     "Send one message, with open file descriptors beside it. Raises `OSError` if the peer is gone"
-    body = json.dumps(message, default=str).encode()
+    body = json.dumps(message | dict(fds=len(fds)) if fds else message, default=str).encode()
     data = _HEAD.pack(len(body)) + body
     sent = sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]) if fds else 0
     sock.sendall(data[sent:])
@@ -38,10 +38,17 @@ class Channel:
         return not self.closed
 
     def receive(self, wait: float | None = 0) -> list[dict]:
-        "The messages that are here after at most `wait` seconds (None: until one is). Descriptors that came are in `fds`"
+        "The messages that are here after at most `wait` seconds (None: until one is). Descriptors that came wait for `take`"
         while not (got := self._whole()) and not self.closed:
             if not self._read(wait): break
         return got
+
+    def take(self, message: dict) -> list[int]:
+        "The descriptors that came with a message; messages are asked in the order they came. Raises `ValueError` if they did not come"
+        n = int(message.get("fds", 0))
+        if n > len(self.fds): raise ValueError(f"{n} descriptors were announced, {len(self.fds)} came")
+        mine, self.fds = self.fds[:n], self.fds[n:]
+        return mine
 
     def _read(self, wait) -> bool:
         self.sock.settimeout(wait)

@@ -152,7 +152,7 @@ def readable() -> tuple[list[Job], dict[str, str]]:
     for p in jobs_dir().iterdir():
         if not p.is_dir(): continue
         try: found.append(open_job(p.name))
-        except (DtnbError, OSError, ValueError, TypeError) as err: bad[p.name] = "it has no spec.json" if not (p / "spec.json").exists() else str(err)
+        except (DtnbError, OSError) as err: bad[p.name] = "it has no spec.json" if not (p / "spec.json").exists() else str(err)
     return sorted(found, key=lambda j: j.spec.created), dict(sorted(bad.items()))
 
 def folder_size(path: Path) -> int:
@@ -204,8 +204,7 @@ def as_text(view: JobView, width: int, color: bool = False) -> str:
 
 def show(job_id: str, html: Path | None = None, follow: bool = False) -> str:
     "A job as text; with `follow`, it was drawn until its end and there is no more to say; with `html`, a page is written, too"
-    try: job, said = attach(job_id), ""
-    except (ValueError, TypeError) as err: raise DtnbError(f"job {job_id!r} can't be read: {err}") from None
+    job, said = attach(job_id), ""
     if follow and not job.state.ended: job.watch()
     else: said = as_text(job.view, shutil.get_terminal_size((121, 24)).columns - 1, sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
     if html: html.write_text(as_page(job.view), encoding="utf-8")

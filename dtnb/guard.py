@@ -219,8 +219,7 @@ def _on_message(self: Guard, key):
 
 @patch
 def _op_hello(self: Guard, channel, m):
-    out, err = channel.fds
-    channel.fds = []
+    out, err = channel.take(m)
     c = self.children[m["rank"]] = _Child(m["rank"], m["local_rank"], m["pid"], channel, os.pidfd_open(m["pid"]))
     c.log = os.open(self.paths.output(c.rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     c.index, c.size = EventWriter(self.paths.output_index(c.rank), c.rank), os.fstat(c.log).st_size

@@ -49,13 +49,13 @@ def end_orphans(guards: set[int]):
 # %% ../nbs/rank/15_zygote.ipynb #f0c95577
 def fork_guard(channel: Channel, m: dict) -> int:
     "Fork a guard; returns its pid in the zygote, never returns in the guard"
+    locks = channel.take(m)
     if pid := os.fork():
-        for fd in channel.fds: os.close(fd)  # locks that the guard holds now
-        channel.fds = []
+        for fd in locks: os.close(fd)  # the guard holds them now
         return pid
     status = 1
     try:
-        channel.sock.close()
+        channel.close()                # with the locks of launches that wait behind this one
         become_guard(m)
         status = 0
     except BaseException:

@@ -408,3 +408,27 @@ def test_no_records_flood():
     job = run(train)
     job.wait(60)
     assert len(EventReader(job.paths.events(0)).read()) < 100
+
+
+def test_two_launches_before_the_zygote_is_warm_keep_their_own_gpus(monkeypatch):
+    "Both messages, with their locks, wait in one socket: the end of the first job must not free the second's GPU"
+    mine = [f"test-{os.getpid()}-a", f"test-{os.getpid()}-b"]
+    monkeypatch.setattr(local, "visible_gpus", lambda env=None: mine)
+    keeper().close()
+    short, long = dtnb.launch(place, on=Local(nproc=1, gpus=mine[:1])), dtnb.launch(sleeps, on=Local(nproc=1, gpus=mine[1:]))
+    short.result(timeout=60)
+    wait_until(lambda: long.state == "running", what="the second job runs")
+    with pytest.raises(dtnb.LaunchError, match=f"in use by job {long.id}"): dtnb.launch(place, on=Local(nproc=1, gpus=mine[1:]))
+    assert wait_until(lambda: retry(lambda: dtnb.launch(place, on=Local(nproc=1, gpus=mine[:1])))).result(timeout=60)
+    long.cancel()
+    for name in mine: (local.runtime_dir() / f"gpu-{name}.lock").unlink()
+
+
+def test_a_refused_connection_of_the_users_own_is_the_cause():
+    def connects():
+        import socket, time
+        if __import__("os").environ["RANK"] == "0": socket.create_connection(("127.0.0.1", 1))
+        time.sleep(600)
+    job = run(connects)
+    with pytest.raises(dtnb.RankFailedError, match="rank 0 on .*: ConnectionRefusedError"): job.result(timeout=60)
+    assert not job.view.ranks[0].error["peer_loss"]

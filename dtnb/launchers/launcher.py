@@ -82,6 +82,7 @@ def open_job(job_id: str) -> Job:
     if not (root / "spec.json").exists():
         near = difflib.get_close_matches(job_id, [p.name for p in jobs_dir().iterdir()], 1)
         raise DtnbError(f"there is no job {job_id!r} in {jobs_dir()}" + (f": did you mean {near[0]!r}?" if near else ""))
-    job = Job(root)
+    try: job = Job(root)
+    except (ValueError, TypeError) as err: raise DtnbError(f"job {job_id!r} has a broken spec.json: {err}") from None
     job.launcher = launcher_of(job.spec)
     return job

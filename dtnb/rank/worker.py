@@ -79,7 +79,7 @@ _PEER = re.compile(r"Connection (closed|reset|refused)|Broken pipe|Socket closed
 def is_peer_loss(err: BaseException) -> bool:
     "Whether an exception says that another rank went away"
     module = type(err).__module__
-    return (isinstance(err, (RuntimeError, ConnectionError)) or module.startswith("torch")) and bool(_PEER.search(str(err)))
+    return (isinstance(err, RuntimeError) or module.startswith("torch")) and bool(_PEER.search(str(err)))
 
 def user_traceback(err: BaseException) -> str:
     "The traceback as text, from the user's first frame on"
