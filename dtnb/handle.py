@@ -41,15 +41,16 @@ class Job:
 # %% ../nbs/06_handle.ipynb #76f627f1
 @patch
 def follow(self: Job, timeout: float | None = None, each=None, period: float = .1):
-    "Until the job ends, call `each(view)` about every `period` seconds. Raises `JobTimeoutError` after `timeout` seconds; the job goes on"
-    end = None if timeout is None else time.monotonic() + timeout
+    "Until the job ends, call `each(view)` about every `period` seconds (with nobody to call, look more often at first). Raises `JobTimeoutError` after `timeout` seconds; the job goes on"
+    end, pause = None if timeout is None else time.monotonic() + timeout, period if each else min(period, .01)
     while True:
         view = self.view
         if each: each(view)
         if view.state.ended: return view
         if end is not None and time.monotonic() >= end:
             raise JobTimeoutError(f"job {self.id} is still {view.state} after {timeout:g} s; it goes on: wait again, or cancel() it")
-        time.sleep(period if end is None else max(.001, min(period, end - time.monotonic())))
+        time.sleep(pause if end is None else max(.001, min(pause, end - time.monotonic())))
+        pause = min(period, 1.1 * pause)
 
 @patch
 def wait(self: Job, timeout: float | None = None) -> JobState:

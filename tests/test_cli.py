@@ -190,6 +190,8 @@ def test_lab_listens_on_loopback_and_keeps_its_token(tmp_path, started):
     def status(path):
         try: return urllib.request.urlopen(url + path, timeout=20).status
         except urllib.error.HTTPError as err: return err.code
+        except urllib.error.URLError: return None      # Jupyter prints its address before it listens
+    wait_until(lambda: status("/api"), 60, "an answer")
     assert status(f"/api/contents/01_quickstart.ipynb?content=0&token={token}") == 200
     assert status("/api/contents") == 403
     p.send_signal(signal.SIGTERM)

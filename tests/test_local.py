@@ -424,6 +424,34 @@ def test_two_launches_before_the_zygote_is_warm_keep_their_own_gpus(monkeypatch)
     for name in mine: (local.runtime_dir() / f"gpu-{name}.lock").unlink()
 
 
+def test_a_model_that_outlives_its_process_group():
+    "Each round leaves DDP's C++ side the last owner of a group: one rank in three used to hang there (pytorch#56297)"
+    def rounds(n):
+        import torch
+        import torch.distributed as dist
+        import torch._dynamo
+        def once():
+            dist.init_process_group("gloo")
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+            optimizer = torch.optim.SGD(model.parameters(), lr=.1)
+            for _ in range(3):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+            dist.destroy_process_group()
+        for _ in range(n): once()
+        return n
+    assert run(rounds, 20).results(120) == {0: 20, 1: 20}
+
+
+def test_the_zygote_stays_single_threaded():
+    "Also after its late imports: a fork of a process with threads may deadlock"
+    zygote = keeper().get()
+    zygote.wait_ready()
+    maps = Path(f"/proc/{zygote.process.pid}/maps")
+    wait_until(lambda: "_zmq" in maps.read_text(), 60, "ipyparallel, the last late import, is there")
+    assert len(os.listdir(f"/proc/{zygote.process.pid}/task")) == 1
+
+
 def test_a_refused_connection_of_the_users_own_is_the_cause():
     def connects():
         import socket, time

@@ -7,6 +7,7 @@ __all__ = ['LIVE', 'DISK', 'BEAT', 'Loop', 'Reporter', 'memory', 'install', 'tra
 
 # %% ../../nbs/rank/10_report.ipynb #51bcb858
 import contextlib, os, sys, threading, time
+from operator import sub
 from time import perf_counter
 
 from fastcore.basics import patch
@@ -37,7 +38,7 @@ class Reporter:
         self.open, self.count = [], 0                                    # loops, outermost first; how many there ever were
         self.opened_t = {}                                               # depth -> when a loop of that depth was last told
         self.due, self.pending, self.values, self.scalar_t = True, None, None, 0.0
-        self.phases, self.spans, self.span_told, self.span_t = [], {}, None, 0.0
+        self.spans, self.span_told, self.span_t = {}, None, 0.0
         self.beat_t, self.stopped = 0.0, threading.Event()
 
     def start(self):
@@ -120,8 +121,11 @@ def _scalars(self: Reporter, now, final):
 # %% ../../nbs/rank/10_report.ipynb #8dcbf1bd
 @patch
 def _spans(self: Reporter, now, final):
-    state = (self.phases[-1] if self.phases else "", {k: [s.n, round(s.seconds, 4)] for k, s in list(self.spans.items())})
-    if self.spans and state != self.span_told and (final or now - self.span_t >= DISK):
+    spans = dict(self.spans)
+    for s in spans.values(): s.fold()
+    running = {s.starts[-1]: name for name, s in spans.items() if s.starts}
+    state = (running[max(running)] if running else "", {k: [s.n, round(s.seconds, 4)] for k, s in spans.items()})
+    if spans and state != self.span_told and (final or now - self.span_t >= DISK):
         self.span_told, self.span_t = state, now
         self.writer.write(EventKind.SPAN, phase=state[0], totals=state[1])
 
@@ -172,21 +176,21 @@ def log(step: int | None = None, **values):
 # %% ../../nbs/rank/10_report.ipynb #97e1a0c1
 class _Span:
     "All the stretches of one name on this rank"
-    __slots__ = ("name", "phases", "starts", "n", "seconds")
-    def __init__(self, name, phases): self.name, self.phases, self.starts, self.n, self.seconds = name, phases, [], 0, 0.0
+    __slots__ = ("starts", "ends", "n", "seconds")
+    def __init__(self): self.starts, self.ends, self.n, self.seconds = [], [], 0, 0.0
+    def __enter__(self): self.starts.append(perf_counter())
+    def __exit__(self, kind, err, tb): self.ends.append(perf_counter())
 
-    def __enter__(self):
-        self.phases.append(self.name)
-        self.starts.append(perf_counter())
-
-    def __exit__(self, *exc):
-        self.seconds += perf_counter() - self.starts.pop()
-        self.n += 1
-        self.phases.pop()
+    def fold(self):
+        "Add up the stretches that are over. Which start belongs to which end does not matter: the sum is the same"
+        n = len(self.ends)
+        self.n += n
+        self.seconds += sum(map(sub, self.ends[:n], self.starts[:n]))
+        del self.starts[:n], self.ends[:n]
 
 _NO_SPAN = contextlib.nullcontext()
 
 def span(name: str):
     "Name a stretch of a step: `with span('data'): ...`. Its count and seconds add up by name; the innermost is the rank's phase. Outside a job this does nothing"
     if (r := _here) is None: return _NO_SPAN
-    return r.spans.get(name) or r.spans.setdefault(name, _Span(name, r.phases))
+    return r.spans.get(name) or r.spans.setdefault(name, _Span())
