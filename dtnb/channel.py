@@ -6,7 +6,7 @@
 __all__ = ['MAX_MESSAGE', 'send', 'Channel', 'listen', 'peer_uid', 'accept', 'connect']
 
 # %% ../nbs/04_channel.ipynb #f1cbafc6
-import array, json, os, socket, struct
+import array, json, os, socket, struct, threading
 from pathlib import Path
 
 _HEAD = struct.Struct("!I")
@@ -23,17 +23,20 @@ def send(sock: socket.socket, message: dict, fds=()):
 # %% ../nbs/04_channel.ipynb #2a48d802
 class Channel:
     "One end of a connection"
-    def __init__(self, sock: socket.socket): self.sock, self.buffer, self.fds, self.closed = sock, bytearray(), [], False
+    def __init__(self, sock: socket.socket): self.sock, self.buffer, self.fds, self.closed, self.sending = sock, bytearray(), [], False, threading.Lock()
 
     def fileno(self) -> int: return self.sock.fileno()
-    def send(self, message: dict, fds=()): send(self.sock, message, fds)
+    def send(self, message: dict, fds=()):
+        with self.sending: send(self.sock, message, fds)
 
     def offer(self, message: dict) -> bool:
         "Send if the peer has room for it, without waiting; False: it was left out. A peer that took half a message is `closed`"
         body = json.dumps(message, default=str).encode()
         data = _HEAD.pack(len(body)) + body
+        if not self.sending.acquire(blocking=False): return False   # another thread is in the middle of a message
         try: sent = self.sock.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError: return False
+        finally: self.sending.release()
         self.closed |= sent < len(data)
         return not self.closed
 

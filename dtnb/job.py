@@ -141,6 +141,8 @@ class JobSpec:
     num_nodes: int = 1
     nproc_per_node: int = 1
     keep_siblings: bool = False                  # sessions: a dead rank does not stop the others
+    companion: str = ""                          # sessions: module:function of a process that runs beside the ranks
+    lease: float = 0.0                           # sessions: seconds without a kernel before it ends; 0: it never does
     created: float = 0.0                         # Unix time, seconds
     host: str = ""                               # where it was asked
     user: str = ""

@@ -8,6 +8,7 @@ __all__ = ['Launcher', 'versions', 'public_options', 'make_spec', 'launch_on', '
 # %% ../../nbs/launchers/20_launcher.ipynb #58c4d358
 import difflib, getpass, os, socket, sys, time
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..payload import freeze, write_payload
 class Launcher(ABC):
     "Starts a job's ranks somewhere"
     defaults: dict = {}   # every option, with its default
+    keeps_siblings = False  # whether ranks can outlive each other; a session needs that
 
     def __init__(self, **options):
         for key in options:
@@ -61,10 +63,11 @@ def make_spec(launcher: Launcher, name: str) -> JobSpec:
     return JobSpec(new_job_id(name), name, type(launcher).__name__, public_options(launcher), nodes, nproc,
                    created=time.time(), host=socket.gethostname(), user=getpass.getuser(), cwd=os.getcwd(), env=public_env(os.environ), versions=versions())
 
-def launch_on(launcher: Launcher, fn, args=(), kwargs=None) -> Job:
-    "Freeze a call, write its job directory and start it; returns at once. Raises `LaunchError`, `ValueError`, `TypeError` before anything starts"
+def launch_on(launcher: Launcher, fn, args=(), kwargs=None, **more) -> Job:
+    "Freeze a call, write its job directory and start it; returns at once. `more` are further fields of its `JobSpec`. Raises `LaunchError`, `ValueError`, `TypeError` before anything starts"
     if not callable(fn): raise TypeError(f"launch needs a function, not {type(fn).__name__}: pass the function itself, without calling it")
-    spec = make_spec(launcher, getattr(fn, "__name__", type(fn).__name__))
+    spec = replace(make_spec(launcher, more.pop("name", None) or getattr(fn, "__name__", type(fn).__name__)), **more)
+    if spec.keep_siblings and not launcher.keeps_siblings: raise LaunchError(f"{type(launcher).__name__} stops all ranks when one ends, so it can't host a session: use Local")
     frozen = freeze(fn, args, kwargs, launcher.options.get("max_payload_mb", 64))
     paths = JobPaths(make_private(jobs_dir() / spec.job_id))
     write_payload(paths.payload, frozen)

@@ -22,7 +22,7 @@ from ..reader import tail
 
 PRELOAD = ["torch", "torch.utils.data", "torch.nn.parallel", "torch.distributed.launcher.api", "torch.multiprocessing", "accelerate", "IPython",
            "dtnb.guard", "dtnb.rank.worker", "dtnb.rank.adapters", "dtnb.launchers.local"]
-LATER = ["torch._dynamo", "ipyparallel.engine.app"]  # the first optimizer of a process imports torch._dynamo: 800 modules
+LATER = ["ipyparallel.engine.app", "ipyparallel.controller.app", "dtnb.engine", "torch._dynamo"]  # the first optimizer of a process imports torch._dynamo: 800 modules
 
 # %% ../../nbs/launchers/21_local.ipynb #0da9fd3f
 def launcher_call(spec: JobSpec, root) -> dict:
@@ -143,6 +143,7 @@ def warm_up():
 class Local(Launcher):
     "N ranks on this machine. `nproc`: ranks (default: one a GPU, else 2); `gpus`: which; `env`: more variables; `max_payload_mb`: limit of what is sent, 10^6 bytes"
     defaults = dict(nproc=None, gpus=None, env=None, max_payload_mb=64)
+    keeps_siblings = True
 
     def gpus(self) -> list[str]:
         "The GPUs a job would use. Raises `LaunchError` for one that is not there"
