@@ -22,10 +22,15 @@ def connection_file(paths, side="client") -> Path: return ipp_folder(paths) / "s
 # %% ../nbs/session/23_engine.ipynb #9862da3f
 def serve_controller(paths, sockets):
     "Be the controller of a session; a guard's companion"
+    import zmq
     from ipyparallel.controller.app import IPController
     class Controller(IPController):
         def construct_url(self, kind, channel, index=None):
             return super().construct_url(kind, channel, index).replace("/ipp-", "/ipp:")   # engines and clients of ipyparallel 9.2 look for ":"
+        def init_hub(self):
+            super().init_hub()
+            self.hub.monitor.setsockopt(zmq.SUBSCRIBE, b"heartmonitor")   # a hub without a database need not read every message
+            self.hub.monitor.setsockopt(zmq.UNSUBSCRIBE, b"")
     os.environ["IPYTHONDIR"] = str(make_private(paths.tmp / "ipython"))
     app = Controller()
     app.initialize([f"--profile-dir={ipp_folder(paths)}", "--transport=ipc", f"--ip={sockets}/ipp", "--ports=1-60", "--IPController.use_threads=True", "--nodb", "--log-level=50",
@@ -68,8 +73,9 @@ class Shell:
         n, shell = cell["cell"], self.kernel.shell
         self.cells.now, self.busy, told = n, True, None
         self.frames.put(BEGIN, n)
-        self._say(JobState.RUNNING)
+        self.rank.writer.write(EventKind.STATE, state=JobState.RUNNING, cell=n)
         shell.execution_count = cell.get("count", shell.execution_count)
+        self.ns.pop(f"_{shell.execution_count}", None)                       # an earlier cell's value is not this one's
         try:
             reply = await execute(*args, **kwargs)
             if reply["status"] == "error": told = self._failure(reply)
@@ -77,7 +83,8 @@ class Shell:
             return reply
         finally:
             self.busy = False
-            self._say(JobState.FAILED if told else JobState.DONE)
+            self.rank.reporter.sample(final=True)
+            self.rank.writer.write(EventKind.STATE, state=JobState.FAILED if told else JobState.DONE, cell=n)
             sys.stdout.flush()
             sys.stderr.flush()
             self.frames.put(END, n)
@@ -88,11 +95,6 @@ class Shell:
                     line=_cell_line(err), traceback="\n".join(reply.get("traceback") or []))
         self.rank.writer.write(EventKind.ERROR, **{k: told[k] for k in ("type", "message", "peer_loss", "host", "t")}, traceback=_plain(told["traceback"]))
         return told
-
-    def _say(self, state):
-        self.rank.reporter.sample(final=True)
-        e = self.rank.writer.write(EventKind.STATE, state=state, cell=self.cells.now, pid=os.getpid(), host=socket.gethostname())
-        self.rank.channel.offer(dict(op="live", event=e.to_json()))
 
 def _cell_line(err) -> int | None:
     "The line of the cell that an exception came through last"
@@ -182,11 +184,11 @@ def bind(token: str):
     "Give the values that were sent under `token` their names"
     here.ns.update(unpack(here.values.pop(token)))
 
-def offer(token: str, names: list[str]):
-    "Send the values of `names` to the kernel. Raises `NameError` for one that is not there, `TypeError` for one that can't be sent"
+def offer(token: str, names: list[str], default: bool = False):
+    "Send the values of `names` to the kernel; with `default`, None for one that is not there. Raises `NameError` without it, `TypeError` for one that can't be sent"
     missing = [n for n in names if n not in here.ns]
-    if missing: raise NameError(f"name {missing[0]!r} is not defined on rank {here.rank.place.rank}")
-    try: fd = pack({n: here.ns[n] for n in names})
+    if missing and not default: raise NameError(f"name {missing[0]!r} is not defined on rank {here.rank.place.rank}")
+    try: fd = pack({n: here.ns.get(n) for n in names})
     except Exception as err: raise TypeError(f"{', '.join(names)} of rank {here.rank.place.rank} can't be sent: {err}") from None
     here.rank.channel.send(dict(op="answer", id=token), fds=[fd])
     os.close(fd)

@@ -143,10 +143,12 @@ def _connect(self: Session, end):
     self.control.send(dict(op="hold"))
     found = connection_file(self.paths)
     self._until(end, lambda: found.exists() and found.read_text().endswith("}"), "its controller")
-    with _quiet_ipython(): self.client = ipyparallel.Client(str(found), profile_dir=str(ipp_folder(self.paths)), timeout=max(1, end - time.monotonic()))
+    info = json.loads(found.read_text()) | dict(task_scheme="leastload")   # told "pure", a client (9.2) closes a socket under its own loop when engines register out of order
+    with _quiet_ipython(): self.client = ipyparallel.Client(info, profile_dir=str(ipp_folder(self.paths)), timeout=max(1, end - time.monotonic()))
     self._until(end, lambda: len(self.client.ids) == self.world_size, "all ranks")
-    self.engines = dict(zip(self.client.ids, self.client[:].apply_sync(os.getenv, "RANK")))   # engine ids are ipyparallel's; nobody sees them
-    self.engines = {int(r): eid for eid, r in self.engines.items()}
+    self.engines = {r: r for r in self.client.ids}                       # engine ids are ipyparallel's; nobody sees them
+    said = self._apply(self.ranks, max(1, end - time.monotonic()), os.getenv, "RANK")
+    self.engines = {int(rank): eid for eid, rank in enumerate(said)}
 
 @patch
 def _reach_guard(self: Session):
@@ -212,7 +214,13 @@ def send(self: Session, code: str, ranks=None, name: str = "", count: int = 0) -
         for r in ranks:
             uuid = self.client._engines[self.engines[r]].encode()          # as ipyparallel's own views do (9.2)
             cell.futures[r] = self.client.send_execute_request(self.client._mux_socket, code, silent=False, ident=uuid, metadata=dict(label=label))
+        self._kick()
     return cell
+
+@patch
+def _kick(self: Session):
+    "Let the client look for replies once it has sent: it writes to the bare socket, which can swallow the signal of a reply that is in already (ipyparallel 9.2)"
+    self.client._io_loop.add_callback(self.client._mux_stream.flush)
 
 def _skip(reader):
     with contextlib.suppress(OSError): reader.offset = os.stat(reader.path).st_size
@@ -391,6 +399,7 @@ def _apply(self: Session, ranks, timeout, fn, *args):
     import ipyparallel
     view = self.client[[self.engines[r] for r in ranks]]
     got = view.apply_async(fn, *args)
+    self._kick()
     try: return got.get(timeout)
     except ipyparallel.error.TimeoutError: raise DtnbError(f"{name(ranks, 0)} did not answer in {timeout:g} s: they may still run a cell") from None
     except (ipyparallel.error.RemoteError, ipyparallel.error.CompositeError) as err:
@@ -407,18 +416,18 @@ def pull(self: Session, *names: str, ranks=None, timeout: float = 60) -> dict:
     return {r: got[r][names[0]] for r in ranks} if len(names) == 1 else {n: {r: got[r][n] for r in ranks} for n in names}
 
 @patch
-def _offered(self: Session, rank, names, timeout):
+def _offered(self: Session, rank, names, timeout, default=False):
     import secrets
     token = secrets.token_hex(8)
     with self.lock:
         self.control.send(dict(op="expect", id=token))
-        self._apply((rank,), timeout, offer, token, names)
+        self._apply((rank,), timeout, offer, token, names, default)
         _, fds = self._answer(token, time.monotonic() + timeout, f"rank {rank} did not send {', '.join(names)}")
     return unpack(fds[0])
 
 @patch
 def _fetch(self: Session, ranks, last: int) -> dict:
-    return {r: self._offered(r, [f"_{last}"], 60)[f"_{last}"] for r in ranks}
+    return {r: self._offered(r, [f"_{last}"], 60, default=True)[f"_{last}"] for r in ranks}
 
 @patch
 def who(self: Session, ranks=None) -> dict[int, dict]:

@@ -63,7 +63,7 @@ class Reporter:
             if final and self.pending: self.take()
             self._scalars(now, final)
             self._spans(now, final)
-            if final or now - self.beat_t >= BEAT: self._beat(now)
+            if now - self.beat_t >= BEAT or self.stopped.is_set(): self._beat(now)
         self.due = True
 
 # %% ../../nbs/rank/10_report.ipynb #78939cb8
