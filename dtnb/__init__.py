@@ -4,6 +4,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "launch": "api", "attach": "api", "jobs": "api", "Job": "api",
     "Local": "launchers.local",
+    "Session": "session", "Cell": "session", "CellFailedError": "session",
     "track": "rank.report", "log": "rank.report", "span": "rank.report",
     "JobState": "job", "DtnbError": "job", "LaunchError": "job", "RankFailedError": "job",
     "JobCancelledError": "job", "JobTimeoutError": "job",
@@ -16,6 +17,18 @@ def __getattr__(name):
     from importlib import import_module
     value = globals()[name] = getattr(import_module(f"dtnb.{_WHERE[name]}"), name)
     return value
+
+
+def load_ipython_extension(shell):
+    "`%load_ext dtnb`"
+    from dtnb.magic import load
+    load(shell)
+
+
+def unload_ipython_extension(shell):
+    "`%unload_ext dtnb`"
+    from dtnb.magic import unload
+    unload(shell)
 
 
 def __dir__(): return sorted(set(globals()) | set(__all__))

@@ -67,7 +67,7 @@ def _next(heads, left):
     return first
 
 # %% ../nbs/session/24_fold.ipynb #2ccccc39
-def name(ranks, world) -> str:
+def name(ranks) -> str:
     "`rank 2`, `ranks 0-3`, `ranks 0, 2`"
     runs = []
     for r in ranks:
@@ -79,12 +79,12 @@ def shown(blocks: list[Block], ranks, limit: int = 25_000) -> list[tuple[str, ob
     "What to write, in order: `('stdout' | 'stderr', text)`, or `(message type, (ranks, content))`. Of more than `limit` lines the middle is left out, and a line says so"
     skipped = len(blocks) - limit
     if skipped > 0: blocks = [*blocks[:limit // 5], *blocks[limit // 5 + skipped:]]
-    width = max((len(name(b.ranks, ranks)) for b in blocks), default=0)
+    width = max((len(name(b.ranks)) for b in blocks), default=0)
     out, last = [], None
     for i, b in enumerate(blocks):
         if skipped > 0 and i == limit // 5: _say(out, "stdout", f"\x1b[2m··· {skipped:,} lines are left out here; the log has them all ···\x1b[0m\n")
         if b.item.content or b.item.kind not in ("stdout", "stderr"): out.append((b.item.kind, (b.ranks, b.item.content)))
-        else: _say(out, b.item.kind, _column("" if b.ranks == last else name(b.ranks, ranks), width, len(ranks)) + b.item.text)
+        else: _say(out, b.item.kind, _column("" if b.ranks == last else name(b.ranks), width, len(ranks)) + b.item.text)
         last = b.ranks if not b.item.content else None
     return out
 

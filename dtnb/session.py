@@ -47,6 +47,7 @@ class Cell:
     name: str = ""
     count: int = 0             # the notebook's execution count
     view: JobView | None = None
+    reader: JobReader | None = None
     futures: dict = field(default_factory=dict)    # rank -> future of the reply
     outputs: dict = field(default_factory=dict)    # rank -> [Item], in order
     ended: set = field(default_factory=set)        # ranks all of whose output is here
@@ -55,7 +56,7 @@ class Cell:
     waiter: object = None                          # what hears of output that comes after the end
     finished: bool = False
 
-    def __repr__(self): return f"Cell({self.number}{': ' + self.name if self.name else ''} on {name(self.ranks, 0)}, {self.state})"
+    def __repr__(self): return f"Cell({self.number}{': ' + self.name if self.name else ''} on {name(self.ranks)}, {self.state})"
 
     @property
     def pending(self) -> list[int]: return [r for r in self.ranks if not self.futures[r].done() and r not in self.session.dead]
@@ -85,7 +86,7 @@ def _others(rest, stuck) -> str:
     by = {}
     for f in rest: by.setdefault("lost their peer" if f.get("peer_loss") else in_words(f).split("\n")[0], []).append(f["rank"])
     for r, where in stuck.items(): by.setdefault(f"still in {where}", []).append(r)
-    said = [f"{name(sorted(rs), 0)}: {what}" for what, rs in by.items()]
+    said = [f"{name(sorted(rs))}: {what}" for what, rs in by.items()]
     if stuck: said.append("they can't run another cell: %dist restart gives you fresh ranks")
     return "\n".join(said)
 
@@ -141,6 +142,8 @@ def _connect(self: Session, end):
     import ipyparallel                                   # half a second, while the ranks start
     self.control = self._until(end, self._reach_guard, "its guard")
     self.control.send(dict(op="hold"))
+    self.live = self._reach_guard()
+    self.live.send(dict(op="watch"))
     found = connection_file(self.paths)
     self._until(end, lambda: found.exists() and found.read_text().endswith("}"), "its controller")
     info = json.loads(found.read_text()) | dict(task_scheme="leastload")   # told "pure", a client (9.2) closes a socket under its own loop when engines register out of order
@@ -162,6 +165,9 @@ def _until(self: Session, end, true, what):
         if time.monotonic() > end: raise LaunchError(f"the session did not start in time: {what} did not come. Its log: {self.paths.launcher_log}")
         time.sleep(.005)
     return got
+
+@patch
+def launched(self: Session) -> str: return f"{self.job.spec.launcher}, since {time.strftime('%H:%M:%S', time.localtime(self.job.spec.created))}"
 
 @contextlib.contextmanager
 def _quiet_ipython():
@@ -189,10 +195,10 @@ def check(self: Session, ranks):
     "Raises `DtnbError` if these ranks can't all run a cell now, `ValueError` for ranks that are not there"
     self.hear()
     if self.ended: raise DtnbError(f"this session has ended ({self.ended}): start another with %dist start")
-    if odd := [r for r in ranks if r not in range(self.world_size)]: raise ValueError(f"{name(odd, 0)} is not in this session: it has ranks 0 to {self.world_size - 1}")
+    if odd := [r for r in ranks if r not in range(self.world_size)]: raise ValueError(f"{name(odd)} is not in this session: it has ranks 0 to {self.world_size - 1}")
     if self.dead: raise DtnbError("; ".join(f"rank {r} is gone: {in_words(d)}" for r, d in sorted(self.dead.items())) + ". Nothing runs on a part of the ranks: %dist restart gives you fresh ones")
     busy = {r: c for c in self.cells.values() if c.stuck or not c.finished for r in c.pending if r in ranks}
-    if any(c.stuck for c in busy.values()): raise DtnbError(f"{name(sorted(busy), 0)} still in cell {next(iter(busy.values())).number} ({', '.join(sorted(set(next(iter(busy.values())).stuck.values())))}): %dist restart gives you fresh ranks")
+    if any(c.stuck for c in busy.values()): raise DtnbError(f"{name(sorted(busy))} still in cell {next(iter(busy.values())).number} ({', '.join(sorted(set(next(iter(busy.values())).stuck.values())))}): %dist restart gives you fresh ranks")
 
 # %% ../nbs/session/25_session.ipynb #a9e1f388
 @patch
@@ -204,6 +210,7 @@ def send(self: Session, code: str, ranks=None, name: str = "", count: int = 0) -
     with self.lock:
         cell = Cell(self, next(self.numbers), code, ranks, name, count)
         cell.reader = JobReader(self.paths.root)
+        cell.reader.readers = {r: cell.reader.readers[r] for r in ranks}
         for reader in (cell.reader.launcher, *cell.reader.readers.values()): _skip(reader)
         cell.view = cell.reader.view = JobView(len(ranks), name or f"cell {cell.number}", self.id)
         cell.view.ranks = {r: v for r, v in JobView(self.world_size).ranks.items() if r in ranks}
@@ -246,7 +253,7 @@ def wait(self: Cell, timeout: float | None = None, each=None, period: float = .1
         if done.wait(period): break
         self.session.listen()
         if each: each(self)
-        if end is not None and time.monotonic() > end: raise JobTimeoutError(f"cell {self.number} still runs on {name(self.pending, 0)} after {timeout:g} s; it goes on: wait again, or cancel() it")
+        if end is not None and time.monotonic() > end: raise JobTimeoutError(f"cell {self.number} still runs on {name(self.pending)} after {timeout:g} s; it goes on: wait again, or cancel() it")
         if self.exception() is None: continue
         look = look or time.monotonic() + PATIENCE
         if time.monotonic() > look:
@@ -322,6 +329,10 @@ def listen(self: Session):
     "Take in what ranks have printed and shown since the last time"
     with self.lock:
         self.hear()
+        for m in self.live.receive(0) if not self.live.closed else ():
+            if m.get("op") == "live" and (e := Event.from_json(m["event"])):
+                for c in self.cells.values():
+                    if not c.finished and e.rank in c.ranks: c.view.apply(e)
         for r, reader in self.readers.items():
             for e in reader.read(): self._hear_output(r, e)
 
@@ -401,7 +412,7 @@ def _apply(self: Session, ranks, timeout, fn, *args):
     got = view.apply_async(fn, *args)
     self._kick()
     try: return got.get(timeout)
-    except ipyparallel.error.TimeoutError: raise DtnbError(f"{name(ranks, 0)} did not answer in {timeout:g} s: they may still run a cell") from None
+    except ipyparallel.error.TimeoutError: raise DtnbError(f"{name(ranks)} did not answer in {timeout:g} s: they may still run a cell") from None
     except (ipyparallel.error.RemoteError, ipyparallel.error.CompositeError) as err:
         first = err.elist[0] if hasattr(err, "elist") else (getattr(err, "ename", ""), getattr(err, "evalue", str(err)))
         raise DtnbError(f"{first[0]}: {first[1]}") from None
@@ -438,7 +449,7 @@ def who(self: Session, ranks=None) -> dict[int, dict]:
 class Some:
     "Some ranks of a session; `run`, `push` and `pull` as a session has them"
     def __init__(self, session, ranks): self.session, self.ranks = session, ranks
-    def __repr__(self): return f"{name(self.ranks, 0)} of {self.session!r}"
+    def __repr__(self): return f"{name(self.ranks)} of {self.session!r}"
     def run(self, code, timeout=None, name=""): return self.session.run(code, self.ranks, timeout, name)
     def push(self, timeout=60, **values): return self.session.push(self.ranks, timeout, **values)
     def pull(self, *names, timeout=60): return self.session.pull(*names, ranks=self.ranks, timeout=timeout)
@@ -462,7 +473,7 @@ def close(self: Session, timeout: float = 10):
     else:
         with contextlib.suppress(OSError): self.control.send(dict(op="finish", reason="closed"))
         with contextlib.suppress(JobTimeoutError): self.job.follow(timeout, period=.02)
-        self.control.close()
+        for channel in (self.control, self.live): channel.close()
     self.ended = self.ended or "closed"
 
 @patch

@@ -142,6 +142,7 @@ class JobView:
     attempt: int = 0
     ranks: dict = field(default_factory=dict)     # rank -> RankView
     unknown: int = 0                              # events of kinds that we do not know
+    text: str = ""                                # the end of what a session's cell has printed; filled by its reader
 
     def __post_init__(self): self.ranks = self.ranks or {r: RankView(r) for r in range(self.world_size)}
 

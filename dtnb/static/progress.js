@@ -8,7 +8,7 @@
  *   rss: ?number, gpu: ?number, heard: ?number, line: string, error: ?Failure, spans: Record<string, [number, number]>}} Row */
 /** @typedef {{id: string, name: string, state: string, reason: string, elapsed: ?number, left: ?number, fraction: ?number, stragglers: number[],
  *   root: ?number, world_size: number, attempt: number, hosts: number}} Job */
-/** @typedef {{now: number, job: Job, rows: Row[], cells: ?DataView, metric: string, unit: string}} Frame */
+/** @typedef {{now: number, job: Job, rows: Row[], cells: ?DataView, metric: string, unit: string, text?: string}} Frame */
 /** @typedef {{get: (key: "frame") => Frame, on: (name: string, fn: () => void) => void, off: (name: string, fn: () => void) => void, send: (content: object) => void}} Model */
 
 export const STATES = ["pending", "starting", "running", "done", "failed", "cancelled", "lost", "peer"];
@@ -325,8 +325,8 @@ function cancelButton(ask) {
 function render({ model, el }) {
   const dot = h("span", "dtnb-dot"), name = h("b", "dtnb-name"), state = h("span", "dtnb-word"), note = h("span", "dtnb-note"), part = h("span", "dtnb-percent"), time = h("span", "dtnb-time");
   const cancel = cancelButton(() => model.send({ request: "cancel" })), bar = meter("progress of the job"), heat = strip(pick);
-  const head = h("div", "dtnb-head", dot, name, state, note, part, time, cancel.button), lanes = h("div", "dtnb-lanes"), live = h("div", "dtnb-live");
-  const root = h("div", "dtnb-progress", head, bar.bar, heat.body, lanes, live);
+  const head = h("div", "dtnb-head", dot, name, state, note, part, time, cancel.button), lanes = h("div", "dtnb-lanes"), tail = h("pre", "dtnb-tail"), live = h("div", "dtnb-live");
+  const root = h("div", "dtnb-progress", head, bar.bar, heat.body, lanes, tail, live);
   bar.bar.classList.add("dtnb-job");
   lanes.setAttribute("role", "list");
   live.setAttribute("aria-live", "polite");
@@ -386,6 +386,8 @@ function render({ model, el }) {
     drawHead(f.job);
     if (f.cells) heat.draw(f);
     drawLanes(f);
+    set(tail, f.text ?? "");
+    tail.hidden = !f.text;
   }
 
   const changed = () => { received = performance.now(); waiting ||= requestAnimationFrame(draw); };

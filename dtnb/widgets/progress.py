@@ -58,7 +58,7 @@ def frame(view: JobView, now: float, pinned=()) -> dict:
     metric = next((m for r in view.ranks.values() if (m := twin.metric(r))), None)
     ranks = shortlist(view, late, pinned) if many else sorted(view.ranks)
     unit = next((r.bar.unit for r in view.ranks.values() if r.bar), "it")
-    return dict(now=now, job=_job(view, late, now), rows=[_row(view.ranks[r]) for r in ranks], cells=cells(view, metric) if many else None, metric=metric or "", unit=unit)
+    return dict(now=now, job=_job(view, late, now), rows=[_row(view.ranks[r]) for r in ranks], cells=cells(view, metric) if many else None, metric=metric or "", unit=unit, text=view.text)
 
 # %% ../../nbs/widgets/30_progress.ipynb #7e43a1b9
 _STATIC = importlib.resources.files("dtnb") / "static"
