@@ -6,7 +6,7 @@
 __all__ = ['here', 'ipp_folder', 'connection_file', 'serve_controller', 'Shell', 'inject', 'engine', 'bind', 'offer']
 
 # %% ../nbs/session/23_engine.ipynb #9550128f
-import json, os, re, signal, socket, sys, time
+import json, os, re, signal, socket, sys, threading, time, traceback
 from pathlib import Path
 
 from .event import EventKind
@@ -77,7 +77,9 @@ class Shell:
         shell.execution_count = cell.get("count", shell.execution_count)
         self.ns.pop(f"_{shell.execution_count}", None)                       # an earlier cell's value is not this one's
         try:
-            reply = await execute(*args, **kwargs)
+            try: reply = await execute(*args, **kwargs)
+            except Exception as err:                                         # IPython itself failed; a reply must come all the same
+                reply = dict(status="error", ename=type(err).__name__, evalue=str(err), traceback=traceback.format_exc().split("\n"))
             if reply["status"] == "error": told = self._failure(reply)
             reply["engine_info"] = dict(reply.get("engine_info") or {}, dtnb=told or {})
             return reply
@@ -123,6 +125,11 @@ here: Shell | None = None  # this rank's shell
 def _refuse_input(prompt="", *args, **kwargs):
     raise RuntimeError("input() can't ask in a rank: nobody types there. Set the value in the notebook and send it with %dist push NAME")
 
+class _NoThread:
+    "ipykernel 7.4 asks this thread who its parent is, whenever a cell awaits; an engine has none"
+    parent_thread = threading.main_thread()
+    def __bool__(self): return False   # `start` asks
+
 def _make_engine(shell: Shell, args):
     from ipyparallel.engine.app import IPEngine
     class Engine(IPEngine):
@@ -141,6 +148,7 @@ def _make_engine(shell: Shell, args):
                 cell = kernel.get_parent("shell").get("metadata", {}).get("label")
                 return await (shell.run(execute, args, kwargs, json.loads(cell)) if cell else execute(*args, **kwargs))
             kernel.do_execute = do_execute
+            kernel.shell_channel_thread, type(kernel)._supports_kernel_subshells = _NoThread(), False
             kernel._do_exec_accepted_params = dict(cell_meta=False, cell_id=False)
             shell.cells.watch_threads()
     app = Engine(auto_create=True, user_ns=shell.ns)

@@ -149,9 +149,18 @@ def _connect(self: Session, end):
     info = json.loads(found.read_text()) | dict(task_scheme="leastload")   # told "pure", a client (9.2) closes a socket under its own loop when engines register out of order
     with _quiet_ipython(): self.client = ipyparallel.Client(info, profile_dir=str(ipp_folder(self.paths)), timeout=max(1, end - time.monotonic()))
     self._until(end, lambda: len(self.client.ids) == self.world_size, "all ranks")
-    self.engines = {r: r for r in self.client.ids}                       # engine ids are ipyparallel's; nobody sees them
-    said = self._apply(self.ranks, max(1, end - time.monotonic()), os.getenv, "RANK")
-    self.engines = {int(rank): eid for eid, rank in enumerate(said)}
+    self.engines = {}                                    # rank -> engine id, which is ipyparallel's; nobody sees it
+    self._until(end, self._knock, "an answer of every rank")
+
+@patch
+def _knock(self: Session) -> bool:
+    "Ask the engines that have not answered yet for their rank; a registered engine may not be connected yet, and what is sent to it then is dropped without a word"
+    asked = {eid: self.client[eid].apply_async(os.getenv, "RANK") for eid in self.client.ids if eid not in self.engines.values()}
+    self._kick()
+    end = time.monotonic() + .1
+    for eid, got in asked.items():
+        if got.wait(max(0, end - time.monotonic())): self.engines[int(got.get())] = eid
+    return len(self.engines) == self.world_size
 
 @patch
 def _reach_guard(self: Session):
@@ -212,6 +221,8 @@ def send(self: Session, code: str, ranks=None, name: str = "", count: int = 0) -
         cell.reader = JobReader(self.paths.root)
         cell.reader.readers = {r: cell.reader.readers[r] for r in ranks}
         for reader in (cell.reader.launcher, *cell.reader.readers.values()): _skip(reader)
+        for r in ranks:
+            with contextlib.suppress(OSError): cell.reader.sizes[r] = os.stat(self.paths.output(r)).st_size
         cell.view = cell.reader.view = JobView(len(ranks), name or f"cell {cell.number}", self.id)
         cell.view.ranks = {r: v for r, v in JobView(self.world_size).ranks.items() if r in ranks}
         cell.view.apply(Event(EventKind.STATE, time.time(), data=dict(state=JobState.RUNNING)))

@@ -40,7 +40,7 @@ class Page:
 
     def _send(self, kind, **content):
         sys.stdout.flush(); sys.stderr.flush()
-        self.kernel.session.send(self.kernel.iopub_socket, kind, content, parent=self.parent, ident=self.kernel.topic(kind))
+        self.kernel.session.send(self.kernel.iopub_socket, kind, content, parent=self.parent, ident=self.kernel._topic(kind))
 
 # %% ../../nbs/widgets/31_cell.ipynb #aa4c7ce1
 class CellDisplay:
