@@ -173,12 +173,13 @@ class DistMagics(Magics):
         if missing: raise UsageError(f"{missing[0]!r} is not a variable of this notebook")
         if not code.lstrip().startswith("%%"): code = f"# %%distributed {line}".rstrip() + "\n" + code   # line numbers are those of the cell on the page
         if pull and detached: raise UsageError("--pull needs the end of the cell: leave --detach out, or use %dist pull later")
-        with shortly(self.shell.execution_count):
+        count = self.shell.displayhook.prompt_count          # of the cell that runs, whatever IPython's version
+        with shortly(count):
             check_syntax(code)
             session = self.ready()
             if push: session.push(ranks, **{n: self.shell.user_ns[n] for n in push})
             go = detach if detached else run_cell
-            cell = go(session, code, ranks, label, quiet=quiet, count=self.shell.execution_count)
+            cell = go(session, code, ranks, label, quiet=quiet, count=count)
             if pull: self._pull(pull, cell.ranks)
         return cell if detached else None
 
@@ -354,10 +355,10 @@ def load(shell):
     threading.Thread(target=lambda: __import__("ipyparallel"), daemon=True).start()
     magics = DistMagics(shell)
     shell.register_magics(magics, NbDistributedMagics(shell, magics))
-    magics.undo = (_transformer := lambda lines: transform(magics, lines)), make_matcher(magics), shell.object_inspect_mime
-    shell.input_transformers_cleanup.append(magics.undo[0])
-    shell.Completer.custom_matchers.append(magics.undo[1])
-    shell.object_inspect_mime = inspect_mime(magics, magics.undo[2])
+    magics.transformer, magics.matcher = lambda lines: transform(magics, lines), make_matcher(magics)
+    shell.input_transformers_cleanup.append(magics.transformer)
+    shell.Completer.custom_matchers.append(magics.matcher)
+    shell.object_inspect_mime = inspect_mime(magics, shell.object_inspect_mime)
 
 def unload(shell):
     "Take everything back; the ranks end"
@@ -369,7 +370,6 @@ def unload(shell):
     for m in (magics, theirs):
         for kind, names in m.magics.items():
             for n in names: shell.magics_manager.magics[kind].pop(n, None)
-    transformer, matcher, inspect = magics.undo
-    shell.input_transformers_cleanup.remove(transformer)
-    shell.Completer.custom_matchers.remove(matcher)
-    if "object_inspect_mime" in vars(shell): del shell.object_inspect_mime
+    shell.input_transformers_cleanup.remove(magics.transformer)
+    shell.Completer.custom_matchers.remove(magics.matcher)
+    del shell.object_inspect_mime              # the class's own is under it

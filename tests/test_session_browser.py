@@ -1,0 +1,104 @@
+"Sessions as a person meets them: JupyterLab, Chromium; lanes while a cell blocks, folded output afterwards, completion from a rank."
+import os
+from pathlib import Path
+
+import pytest
+
+from lab import CHROMIUM, DARK, LIGHT, Page
+from test_browser import lab, outputs, write_notebook
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+
+TRAIN = """%%distributed --name train
+import time, dtnb
+for step in dtnb.track(range(60), desc='step'):
+    time.sleep(.08)
+    dtnb.log(loss=1 / (1 + step))
+    if step % 20 == 0: print('at step', step)
+print('rank', rank, 'is done')"""
+FIGURE = """%%distributed
+import matplotlib.pyplot as plt
+fig, ax = plt.subplots(figsize=(3, 2))
+ax.plot([1, 3 - rank, 2])
+plt.show()
+sum(range(10))"""
+SLIDER = """%%distributed
+import ipywidgets
+slider = ipywidgets.IntSlider(value=3 + rank, description=f'rank {rank}')
+slider"""
+
+
+def text_of(p, i): return p.page.evaluate("i => window.jupyterapp.shell.currentWidget.content.widgets[i].outputArea.node.innerText", i)
+
+def until(p, i, words, seconds=60):
+    p.page.wait_for_function("([i, w]) => window.jupyterapp.shell.currentWidget.content.widgets[i].outputArea.node.innerText.includes(w)", arg=[i, words], timeout=seconds * 1000)
+
+
+def test_cells_on_ranks(lab, tmp_path):
+    shots = Path(os.environ.get("DTNB_SHOTS") or tmp_path / "shots")
+    nb = lab.folder / "session.ipynb"
+    write_notebook(nb, "%load_ext dtnb\n%dist start -n 2", TRAIN, FIGURE, SLIDER, "%%distributed\nprint([slider.value])",
+                   "%%distributed\nimport torch\nlosses = torch.ones(2)\nif rank == 1:\n    losses[5]\nprint('rank 0 is fine')",
+                   "%%distributed --detach --name background\nfor i in dtnb.track(range(30)): time.sleep(.1)\nprint('detached', rank)",
+                   "%%distributed\nimport threading\nthreading.Thread(target=lambda: (time.sleep(2), print('late from', rank))).start()\nprint('now')",
+                   "%dist auto on", "rank * 10", "%%local\nprint('here', 'rank' in globals())", "%dist auto off", "%%distributed\nlos", "%dist who")
+    with Page(lab, height=1300) as p:
+        p.open(nb.name)
+        p.run_cell(0)
+        p.wait_done([0])
+        p.run_cell(1)
+        p.page.wait_for_function("() => /[1-9]\\d*\\/60/.test(document.querySelector('.dtnb-progress')?.innerText ?? '')", timeout=60_000)
+        first = p.page.locator(".dtnb-progress").first.inner_text()
+        assert "at step 0" in first
+        p.page.wait_for_function("before => document.querySelector('.dtnb-progress') && document.querySelector('.dtnb-progress').innerText !== before", arg=first, timeout=20_000)   # lanes move, though the cell blocks
+        p.shot(shots / "session-live.png")
+        p.wait_done([1])
+        until(p, 1, "ranks 0-1 │ at step 0")
+        assert "rank 0    │ rank 0 is done" in text_of(p, 1) and p.page.locator(".dtnb-progress").count() == 0
+        p.run_cell(2)
+        p.wait_done([2])
+        assert p.page.evaluate("() => window.jupyterapp.shell.currentWidget.content.widgets[2].outputArea.node.querySelectorAll('img').length") == 2
+        assert "ranks 0-1 │ 45" in text_of(p, 2)
+        p.run_cell(3)
+        p.wait_done([3])
+        p.page.locator(".widget-slider").nth(1).wait_for(timeout=30_000)
+        handle = p.page.locator(".widget-slider .noUi-handle").nth(1)
+        handle.focus()
+        handle.press("ArrowRight")
+        p.page.wait_for_timeout(500)
+        p.run_cell(4)
+        p.wait_done([4])
+        assert "rank 1 │ [5]" in text_of(p, 4) and "rank 0 │ [3]" in text_of(p, 4)      # the page's slider is the rank's
+        p.run_cell(5)
+        p.wait_done([5])
+        until(p, 5, "rank 1 of 2 failed")
+        said = text_of(p, 5)
+        assert said.count("IndexError") <= 3 and "line 5 of the cell" in said and "rank 0 is fine" in said
+        p.shot(shots / "session-error.png")
+        p.run_cell(6)
+        p.wait_done([6])
+        p.run_cell(8)                                                                   # the kernel is free
+        p.wait_done([8])
+        until(p, 6, "rank 0 │ detached 0")
+        p.run_cell(11)
+        p.wait_done([11])
+        p.run_cell(7)
+        p.wait_done([7])
+        until(p, 7, "late from 1")
+        for i in (8, 9, 10, 11, 13):
+            p.run_cell(i)
+            p.wait_done([i])
+        assert "rank 1 │ 10" in text_of(p, 9) and "here False" in text_of(p, 10) and "losses" in text_of(p, 13)
+        p.page.evaluate("() => { const n = window.jupyterapp.shell.currentWidget.content; n.activeCellIndex = 12; n.mode = 'edit'; n.activeCell.editor.setCursorPosition({line: 1, column: 3}); n.activeCell.editor.focus(); return null }")
+        p.page.keyboard.press("Tab")
+        p.page.wait_for_function("() => window.jupyterapp.shell.currentWidget.content.activeCell.editor.getLine(1) === 'losses' || /losses/.test(document.querySelector('.jp-Completer')?.innerText ?? '')", timeout=30_000)
+        p.shot(shots / "session-completion.png")
+        p.page.keyboard.press("Escape")
+        p.theme(DARK)
+        p.show(".jp-Cell:nth-of-type(2)")
+        p.shot(shots / "session-dark.png")
+        p.theme(LIGHT)
+        p.save()
+        assert p.errors == []
+    mimes = {m for o in outputs(nb) for m in o.get("data", ())}
+    assert mimes <= {"text/plain", "text/html", "image/png", "application/vnd.jupyter.widget-view+json"}   # what VS Code and Colab show, too
