@@ -34,8 +34,8 @@ def until(p, i, words, seconds=60):
     p.page.wait_for_function("([i, w]) => window.jupyterapp.shell.currentWidget.content.widgets[i].outputArea.node.innerText.includes(w)", arg=[i, words], timeout=seconds * 1000)
 
 
-def test_cells_on_ranks(lab, tmp_path):
-    shots = Path(os.environ.get("DTNB_SHOTS") or tmp_path / "shots")
+def tour(lab, shots):
+    "Everything a notebook user does with a session; returns the path of the saved notebook"
     nb = lab.folder / "session.ipynb"
     write_notebook(nb, "%load_ext dtnb\n%dist start -n 2", TRAIN, FIGURE, SLIDER, "%%distributed\nprint([slider.value])",
                    "%%distributed\nimport torch\nlosses = torch.ones(2)\nif rank == 1:\n    losses[5]\nprint('rank 0 is fine')",
@@ -100,5 +100,10 @@ def test_cells_on_ranks(lab, tmp_path):
         p.theme(LIGHT)
         p.save()
         assert p.errors == []
+    return nb
+
+
+def test_cells_on_ranks(lab, tmp_path):
+    nb = tour(lab, Path(os.environ.get("DTNB_SHOTS") or tmp_path / "shots"))
     mimes = {m for o in outputs(nb) for m in o.get("data", ())}
     assert mimes <= {"text/plain", "text/html", "image/png", "application/vnd.jupyter.widget-view+json"}   # what VS Code and Colab show, too
