@@ -1,4 +1,4 @@
-"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about five minutes. Nothing here passes or fails."""
+"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about seven minutes. Nothing here passes or fails."""
 import json, os, platform, select, statistics, subprocess, sys, tempfile, time
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -9,6 +9,7 @@ RANKS, ROUNDS, WARM = (2, 4), 3, 2  # each round: one launch by fresh processes,
 IMPORTS = {"bare Python": "pass", "import dtnb": "import dtnb", "its names": "from dtnb import launch, jobs, Local, track", "import torch": "import torch", "import accelerate": "import accelerate"}
 PEERS = dict(dtnb="dtnb", accelerate="notebook_launcher", torchrun="torchrun")
 AIM_LAUNCH, AIM_TRACK, AIM_IMPORT = .6, .5, 150  # seconds; microseconds; milliseconds
+AIM_START, AIM_START_RATIO, AIM_CELL, AIM_LINES, AIM_PUSH = .8, 10, 1, 10, .2  # seconds; times; times; times; seconds
 
 
 def say(text): print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
@@ -113,11 +114,21 @@ def measure_loops() -> dict[str, dict]:
     import loops
     return dict(outside=loops.costs(), inside=inside(loops.costs))
 
+def measure_sessions(tmp, log) -> list[dict]:
+    "In a fresh process, as a notebook's kernel is one; it ends what it has started"
+    with subprocess.Popen([sys.executable, str(HERE / "session.py"), tmp], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log) as process: answer = process.communicate()[0]
+    if process.returncode: raise RuntimeError(f"the sessions were not measured:\n{Path(log.name).read_text()[-3000:]}")
+    return json.loads(answer)
+
 def measure(tmp) -> dict:
     "Everything"
     import fold
     steady, load = [], os.getloadavg()[0]
-    with open(f"{tmp}/log", "wb") as log: launches = measure_launches(log, steady)
+    with open(f"{tmp}/log", "wb") as log:
+        launches = measure_launches(log, steady)
+        say("sessions")
+        sessions = measure_sessions(tmp, log)
+    steady.append(spin())
     say("imports")
     imports = measure_imports()
     steady.append(spin())
@@ -126,7 +137,7 @@ def measure(tmp) -> dict:
     steady.append(spin())
     say("the fold")
     folded = fold.costs(f"{tmp}/job")
-    return dict(launches=launches, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
+    return dict(launches=launches, sessions=sessions, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
 
 
 # Writing --------------------------------------------------------------------------------------------------------------------
@@ -163,6 +174,39 @@ def stage_rows(data):
     for words, since, until in STAGES: yield [words, *(spread(pick(data, "dtnb", n, "later", since, until), 1e3, 0) for n in RANKS)]
     yield ["the same in a training job: from the function's call to its first step", *(spread(pick(data, "dtnb", n, "train", "function", "step"), 1e3, 0) for n in RANKS)]
 
+def seconds_of(data, what, peer, n) -> list[float]: return [f["s"] for f in data["sessions"] if (f["what"], f["peer"], f["n"]) == (what, peer, n)]
+
+def both(data, what, n): return seconds_of(data, what, "dtnb", n), seconds_of(data, what, "ipyparallel", n)
+
+def session_lines(n) -> int:
+    import session
+    return session.LINES * n
+
+def session_rows(data):
+    import session
+    size = f"{session.ARRAY / 1e6:g} MB"
+    for what, words in (("start", "start"), ("restart", "restart")):
+        for n in RANKS:
+            ours, theirs = both(data, what, n)
+            yield [f"{n} ranks: {words}", spread(ours), spread(theirs), ratio(theirs, ours)]
+    n = max(RANKS)
+    lines = session_lines(n)
+    ours, theirs = both(data, "lines", n)
+    yield [f"{n} ranks print {session.LINES:,} flushed lines each: all are there", spread(ours), spread(theirs), ratio(theirs, ours)]
+    yield ["the same, lines a second", *("{:,.0f} ({:,.0f} - {:,.0f})".format(*(lines / f(x) for f in (median, max, min))) for x in (ours, theirs)), ""]
+    for what, words in (("push", f"push {size} to {n} ranks"), ("push and read", "the same, and each rank sums it"), ("pull", f"pull {size} from one rank")):
+        ours, theirs = both(data, what, n)
+        yield [words, spread(ours, 1, 3), spread(theirs, 1, 3), ratio(theirs, ours)]
+
+CELLS = [("dtnb: sent, its output taken in, drawn (`%%distributed`)", "draw", "dtnb"), ("dtnb: `Session.run`", "run", "dtnb"), ("ipyparallel: `%%px`", "draw", "ipyparallel"), ("ipyparallel: `DirectView.execute`, replies only", "run", "ipyparallel")]
+
+def cell_rows(data):
+    for words, what, peer in CELLS:
+        found = [seconds_of(data, what, peer, n) for n in RANKS]
+        yield [words, *(f"{1e3 * x:.1f}" for f in found for x in (median(f), p95(f))), *(ratio(seconds_of(data, "draw", "ipyparallel", n), f) for n, f in zip(RANKS, found))]
+
+def p95(numbers): return statistics.quantiles(numbers, n=20)[-1]
+
 def loop_rows(data):
     out, inn = data["loops"]["outside"], data["loops"]["inside"]
     rows = [("`for _ in range(n)`", "bare", None), ("`dtnb.track`", "track", "tqdm"), ("`tqdm`, to a null file", "tqdm", None), ("`dtnb.log(loss=...)`", "log", "set_postfix"),
@@ -182,20 +226,37 @@ def import_rows(data):
 
 def aim_rows(data):
     "The aims, whether they were hit, by how much, and what decides"
-    def row(what, aim, got, unit, why): return [what, f"{aim:g} {unit}", f"{got:.3g} {unit}", f"**{'hit' if got <= aim else 'miss'}**, {abs(1 - got / aim):.0%} {'under' if got <= aim else 'over'}", why]
+    def row(what, aim, got, unit, why, least=False):
+        hit = got >= aim if least else got <= aim
+        return [what, f"{'at least ' if least else ''}{aim:g}{unit}", f"{got:.3g}{unit}", f"**{'hit' if hit else 'miss'}**, {abs(1 - got / aim):.0%} {'under' if got <= aim else 'over'}", why]
     for n in RANKS:
         seconds = pick(data, "dtnb", n, "later", "called")
         parts = {words: median(pick(data, "dtnb", n, "later", *ends)) for words, *ends in STAGES[:-1]}
         longest = max(parts, key=parts.get)
-        yield row(f"warm launch to first step, {n} ranks", AIM_LAUNCH, median(seconds), "s", f"worst {max(seconds):.2f} s; {parts[longest] / sum(parts.values()):.0%} of it is {longest}")
+        yield row(f"warm launch to first step, {n} ranks", AIM_LAUNCH, median(seconds), " s", f"worst {max(seconds):.2f} s; {parts[longest] / sum(parts.values()):.0%} of it is {longest}")
     inn = data["loops"]["inside"]
     cost = median([watched - bare for watched, bare in zip(inn["track"], inn["bare"])]) / 1e3
-    yield row("`track` in a job, over a bare loop", AIM_TRACK, cost, "us", "a generator's step and one addition; a thread looks at the count")
+    yield row("`track` in a job, over a bare loop", AIM_TRACK, cost, " us", "a generator's step and one addition; a thread looks at the count")
     ms = {name: median(found) for name, found in data["imports"].items()}
-    yield row("`import dtnb`, the whole process", AIM_IMPORT, ms["import dtnb"], "ms", f"names resolve on first use ({ms['its names']:.0f} ms with them); the bare process is {ms['bare Python']:.0f} ms of it")
+    yield row("`import dtnb`, the whole process", AIM_IMPORT, ms["import dtnb"], " ms", f"names resolve on first use ({ms['its names']:.0f} ms with them); the bare process is {ms['bare Python']:.0f} ms of it")
+    yield from session_aims(data, row)
+
+def session_aims(data, row):
+    for n in RANKS:
+        ours, theirs = both(data, "start", n)
+        yield row(f"warm session start, {n} ranks", AIM_START, median(ours), " s", f"worst {max(ours):.2f} s; a restart, which first ends the old ranks, {median(seconds_of(data, 'restart', 'dtnb', n)):.2f} s")
+        yield row(f"ipyparallel's start / ours, {n} ranks", AIM_START_RATIO, median(theirs) / median(ours), "x", f"it starts {n} Pythons that import torch, ours are forks of one that has it; its restart / ours {ratio(*reversed(both(data, 'restart', n)))}", True)
+    for n in RANKS:
+        ours, theirs = both(data, "draw", n)
+        yield row(f"empty cell, drawn / `%%px`, {n} ranks", AIM_CELL, median(ours) / median(theirs), "x", f"{1e3 * median(ours):.1f} ms beside {1e3 * median(theirs):.1f}; the slowest 5% {p95(ours) / p95(theirs):.2g}x; `Session.run`, not drawn, {1e3 * median(seconds_of(data, 'run', 'dtnb', n)):.1f} ms")
+    n = max(RANKS)
+    ours, theirs = both(data, "lines", n)
+    yield row(f"flushed lines, {n} ranks, ipyparallel's time / ours", AIM_LINES, median(theirs) / median(ours), "x", f"{session_lines(n) / median(ours):,.0f} a second; a line is a write to a pipe, ipyparallel's a message through its controller", True)
+    ours, theirs = both(data, "push", n)
+    yield row(f"push 100 MB to {n} ranks", AIM_PUSH, median(ours), " s", f"one copy into memory that all ranks map; with a read of it on each rank {median(seconds_of(data, 'push and read', 'dtnb', n)):.2f} s; ipyparallel's push takes {ratio(theirs, ours)} as long")
 
 def machine(data) -> str:
-    peers = ", ".join(f"{name} {version(name)}" for name in ("torch", "accelerate", "tqdm"))
+    peers = ", ".join(f"{name} {version(name)}" for name in ("torch", "accelerate", "ipyparallel", "tqdm"))
     return (f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}, shared with other work), Python {platform.python_version()}, {peers}; gloo on loopback, `OMP_NUM_THREADS=1`. "
             f"Load average at the start {data['load']:.1f}. A fixed piece of pure Python took {spread(data['steady'], 1e3, 0)} ms through the run: the width says how steady the machine was.")
 
@@ -224,6 +285,16 @@ Seconds until the last rank has completed its first `all_reduce`; in a training 
 Where a later call of dtnb spends its time, ms:
 
 {table(["", *(f"{n} ranks" for n in RANKS)], stage_rows(data))}
+
+## Sessions
+
+A session is ready, and so is a cluster of ipyparallel, when torch is imported and gloo initialised on all ranks, and all of them have answered. Seconds; dtnb's zygote is warm. ipyparallel has its defaults (`Cluster(n=N).start_and_connect_sync()`, one start and one restart of its engines; its cluster was stopped while ours started).
+
+{table(["", "dtnb, s", "ipyparallel, s", "ipyparallel / dtnb"], session_rows(data))}
+
+An empty cell (`pass`) from a plain Python, ms; {len(seconds_of(data, "run", "dtnb", max(RANKS)))} of each, in turn:
+
+{table(["", *(f"{n} ranks, {p}" for n in RANKS for p in ("p50", "p95")), *(f"`%%px` / this, {n} ranks" for n in RANKS)], cell_rows(data))}
 
 ## An iteration of a watched loop
 

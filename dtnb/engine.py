@@ -22,19 +22,21 @@ def connection_file(paths, side="client") -> Path: return ipp_folder(paths) / "s
 # %% ../nbs/session/23_engine.ipynb #9862da3f
 def serve_controller(paths, sockets):
     "Be the controller of a session; a guard's companion"
+    from unittest import mock
+    import ipyparallel.controller.app
     import zmq
     from ipyparallel.controller.app import IPController
     class Controller(IPController):
         def construct_url(self, kind, channel, index=None):
             return super().construct_url(kind, channel, index).replace("/ipp-", "/ipp:")   # engines and clients of ipyparallel 9.2 look for ":"
         def init_hub(self):
-            super().init_hub()
+            with mock.patch.object(ipyparallel.controller.app, "time"): super().init_hub()   # it sleeps a quarter of a second (9.2)
             self.hub.monitor.setsockopt(zmq.SUBSCRIBE, b"heartmonitor")   # a hub without a database need not read every message
             self.hub.monitor.setsockopt(zmq.UNSUBSCRIBE, b"")
     os.environ["IPYTHONDIR"] = str(make_private(paths.tmp / "ipython"))
     app = Controller()
     app.initialize([f"--profile-dir={ipp_folder(paths)}", "--transport=ipc", f"--ip={sockets}/ipp", "--ports=1-60", "--IPController.use_threads=True", "--nodb", "--log-level=50",
-                    "--HeartMonitor.period=100", "--HeartMonitor.max_heartmonitor_misses=1000000000", "--TaskScheduler.scheme_name=pure"])
+                    "--HeartMonitor.period=50", "--HeartMonitor.max_heartmonitor_misses=1000000000", "--TaskScheduler.scheme_name=pure"])
     app.start()
 
 # %% ../nbs/session/23_engine.ipynb #25d93d58

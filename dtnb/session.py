@@ -105,6 +105,7 @@ class Session:
         if not isinstance(init, str): raise ValueError(f"init must be 'auto', 'none' or a backend's name, not {init!r}")
         self.on, self.init, self.lease, self.name = on, init, lease, name
         self.cells, self.numbers, self.dead, self.ended, self.lock = {}, itertools.count(1), {}, "", threading.RLock()
+        self.answers = {}          # of the guard's channel: id -> (answer, descriptors), until somebody takes it
         self.client = self.control = None
         self._start(time.monotonic() + timeout)
 
@@ -165,7 +166,7 @@ def _knock(self: Session) -> bool:
     "Ask the engines that have not answered yet for their rank; a registered engine may not be connected yet, and what is sent to it then is dropped without a word"
     asked = {eid: self.client[eid].apply_async(os.getenv, "RANK") for eid in self.client.ids if eid not in self.engines.values()}
     self._kick()
-    end = time.monotonic() + .1
+    end = time.monotonic() + .03
     for eid, got in asked.items():
         if got.wait(max(0, end - time.monotonic())): self.engines[int(got.get())] = eid
     return len(self.engines) == self.world_size
@@ -328,20 +329,25 @@ def ask(self: Session, rank: int, what: str, timeout: float = 5, fds=(), **more)
     "A rank's control thread answers, also while its main thread is busy. Raises `DtnbError` if it can't or doesn't"
     import secrets
     question = secrets.token_hex(8)
-    with self.lock:
-        try: self.control.send(dict(op="ask", id=question, rank=rank, what=what, **more), fds)
-        except OSError: raise DtnbError(f"this session has ended: start another with %dist start") from None
-        return self._answer(question, time.monotonic() + timeout, f"rank {rank} did not answer ({what})")[0]
+    self._tell(dict(op="ask", id=question, rank=rank, what=what, **more), fds)
+    return self._answer(question, time.monotonic() + timeout, f"rank {rank} did not answer ({what})")[0]
+
+@patch
+def _tell(self: Session, message, fds=()):
+    "A word to the guard"
+    try: self.control.send(message, fds)
+    except OSError: raise DtnbError("this session has ended: start another with %dist start") from None
 
 @patch
 def _answer(self: Session, question, end, what):
+    "The value of an answer and the descriptors with it. Several threads may wait: each takes its own"
     while time.monotonic() < end:
-        for m in self.control.receive(max(.001, end - time.monotonic())):
-            fds = self.control.take(m)
-            if m.get("op") == "answer" and m.get("id") == question:
-                if "error" in m: raise DtnbError(m["error"])
-                return m.get("value"), fds
-            for fd in fds: os.close(fd)
+        with self.lock:
+            if question not in self.answers:
+                for m in self.control.receive(min(.05, max(.001, end - time.monotonic()))): self.answers[m.get("id")] = m, self.control.take(m)
+            got = self.answers.pop(question, None)
+        if got and "error" in got[0]: raise DtnbError(got[0]["error"])
+        if got: return got[0].get("value"), got[1]
         if self.control.closed: raise DtnbError("this session has ended: start another with %dist start")
     raise DtnbError(f"{what} in time")
 
@@ -409,7 +415,7 @@ def cancel(self: Cell, timeout: float = 5) -> JobState:
 @patch
 def interrupt(self: Session, ranks=None):
     "KeyboardInterrupt in ranks (default: all)"
-    with self.lock, contextlib.suppress(OSError): self.control.send(dict(op="signal", ranks=list(self.ranks if ranks is None else ranks), signal="SIGINT"))
+    with contextlib.suppress(DtnbError): self._tell(dict(op="signal", ranks=list(self.ranks if ranks is None else ranks), signal="SIGINT"))
 
 # %% ../nbs/session/25_session.ipynb #17308018
 @patch
@@ -452,10 +458,9 @@ def pull(self: Session, *names: str, ranks=None, timeout: float = 60) -> dict:
 def _offered(self: Session, rank, names, timeout, default=False):
     import secrets
     token = secrets.token_hex(8)
-    with self.lock:
-        self.control.send(dict(op="expect", id=token))
-        self._apply((rank,), timeout, offer, token, names, default)
-        _, fds = self._answer(token, time.monotonic() + timeout, f"rank {rank} did not send {', '.join(names)}")
+    self._tell(dict(op="expect", id=token))
+    self._apply((rank,), timeout, offer, token, names, default)
+    _, fds = self._answer(token, time.monotonic() + timeout, f"rank {rank} did not send {', '.join(names)}")
     return unpack(fds[0])
 
 @patch

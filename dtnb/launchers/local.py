@@ -22,7 +22,7 @@ from ..reader import tail
 
 PRELOAD = ["torch", "torch.utils.data", "torch.nn.parallel", "torch.distributed.launcher.api", "torch.multiprocessing", "accelerate", "IPython",
            "dtnb.guard", "dtnb.rank.worker", "dtnb.rank.adapters", "dtnb.launchers.local"]
-LATER = ["ipyparallel.engine.app", "ipyparallel.controller.app", "dtnb.engine", "torch._dynamo"]  # the first optimizer of a process imports torch._dynamo: 800 modules
+LATER = ["ipyparallel.engine.app", "ipyparallel.controller.app", "ipykernel.debugger", "dtnb.engine", "torch._dynamo"]  # the first optimizer of a process imports torch._dynamo: 800 modules
 
 # %% ../../nbs/launchers/21_local.ipynb #0da9fd3f
 def launcher_call(spec: JobSpec, root) -> dict:
