@@ -73,7 +73,7 @@ class Shell:
     async def run(self, execute, args, kwargs, cell: dict):
         "Around one `do_execute`"
         n, shell = cell["cell"], self.kernel.shell
-        self.cells.now, self.busy, told = n, True, None
+        self.cells.now, self.busy, told, began = n, True, None, time.monotonic()
         self.frames.put(BEGIN, n)
         self.rank.writer.write(EventKind.STATE, state=JobState.RUNNING, cell=n)
         shell.execution_count = cell.get("count", shell.execution_count)
@@ -87,11 +87,12 @@ class Shell:
             return reply
         finally:
             self.busy = False
-            self.rank.reporter.sample(final=True)
-            self.rank.writer.write(EventKind.STATE, state=JobState.FAILED if told else JobState.DONE, cell=n)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            self.frames.put(END, n)
+            try:
+                self.rank.reporter.sample(final=True, beat=time.monotonic() - began > .3)
+                self.rank.writer.write(EventKind.STATE, state=JobState.FAILED if told else JobState.DONE, cell=n)
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally: self.frames.put(END, n)
 
     def _failure(self, reply) -> dict:
         err = sys.last_value if getattr(sys, "last_value", None) is not None and type(sys.last_value).__name__ == reply["ename"] else None

@@ -112,6 +112,7 @@ HELP = """%dist start [-n 4] [--init auto|none|gloo|nccl]   start ranks that kee
 %dist push NAME ...                               give variables of this notebook to every rank
 %dist auto on|off                                 every cell runs on the ranks; %%local keeps one here
 %dist interrupt                                   KeyboardInterrupt in the ranks
+s = %dist session                                 the dtnb.Session itself
 %dist restart                                     fresh ranks
 %dist stop                                        end the ranks"""
 
@@ -180,17 +181,17 @@ class DistMagics(Magics):
             if push: session.push(ranks, **{n: self.shell.user_ns[n] for n in push})
             go = detach if detached else run_cell
             cell = go(session, code, ranks, label, quiet=quiet, count=count)
-            if pull: self._pull(pull, cell.ranks)
+            if pull: self._pull(pull, cell.ranks, quiet)
         return cell if detached else None
 
-    def _pull(self, names, ranks=None):
+    def _pull(self, names, ranks=None, quiet=False):
         got = self.session.pull(*names, ranks=ranks)
         self.shell.push({names[0]: got} if len(names) == 1 else got)
-        print(f"{', '.join(names)}: {{rank: value}} of {name(ranks or self.session.ranks)}")
+        if not quiet: print(f"{', '.join(names)}: {{rank: value}} of {name(ranks or self.session.ranks)}")
 
     @line_magic
     def dist(self, line):
-        "The ranks of this notebook: start, status, who, pull, push, auto, interrupt, restart, stop"
+        "The ranks of this notebook: start, status, who, pull, push, auto, interrupt, session, restart, stop"
         word, _, rest = line.strip().partition(" ")
         command = getattr(self, f"_dist_{word.replace('-', '_') or 'help'}", None)
         if command is None: raise UsageError(f"%dist has no {word!r}. It has:\n{HELP}")
@@ -217,6 +218,7 @@ class DistMagics(Magics):
         self.session.restart()
         print(f"{self._kind()} ready in {time.monotonic() - t:.1f} s; earlier variables are gone")
 
+    def _dist_session(self, line) -> Session: return self._has()
     def _dist_interrupt(self, line): self._has().interrupt()
     def _dist_pull(self, line): self._has(); self._pull(names_of(line))
     def _dist_push(self, line):
@@ -268,6 +270,7 @@ _OURS = ("%dist", "%%distributed", "%%rank", "%%local", "%load_ext", "%unload_ex
 
 def transform(magics: DistMagics, lines: list[str]) -> list[str]:
     "A cell's lines as they are to be run"
+    lines = [l.replace("%%rank[", "%%rank [", 1) if l.startswith("%%rank[") else l for l in lines]   # as nbdistributed's notebooks have it
     first = next((l.strip() for l in lines if l.strip()), "")
     if first.startswith("%%local"): return lines[next(i for i, l in enumerate(lines) if l.strip()) + 1:] or ["\n"]
     here = not magics.auto or not first or first.startswith(_OURS) or first.startswith("?") or magics.auto == "plain" and first.startswith("%")

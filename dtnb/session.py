@@ -72,8 +72,9 @@ def exception(self: Cell) -> CellFailedError | None:
     for r in self.ranks:
         if self.futures[r].done() and r not in self.failures and (told := _told(self.futures[r].result())): self.failures[r] = dict(told, rank=r)
         if r in self.session.dead and r not in self.failures and not self.futures[r].done(): self.failures[r] = self.session.dead[r]
-    if not self.failures: return None
-    root, *rest = sorted(self.failures.values(), key=lambda f: (bool(f.get("peer_loss")), f.get("t", 0)))
+    failures = dict(self.failures) or {r: dict(rank=r, type="Died", message=f"it did not stop: still in {where}", t=0) for r, where in [*self.stuck.items()][:1]}
+    if not failures: return None
+    root, *rest = sorted(failures.values(), key=lambda f: (bool(f.get("peer_loss")), f.get("t", 0)))
     return CellFailedError(root, _others(rest, self.stuck), self.session.world_size)
 
 def _told(reply) -> dict | None:
@@ -216,7 +217,7 @@ def check(self: Session, ranks):
     if odd := [r for r in ranks if r not in range(self.world_size)]: raise ValueError(f"{name(odd)} is not in this session: it has ranks 0 to {self.world_size - 1}")
     if self.dead: raise DtnbError("; ".join(f"rank {r} is gone: {in_words(d)}" for r, d in sorted(self.dead.items())) + ". Nothing runs on a part of the ranks: %dist restart gives you fresh ones")
     busy = {r: c for c in self.cells.values() if c.stuck or not c.finished for r in c.pending if r in ranks}
-    if any(c.stuck for c in busy.values()): raise DtnbError(f"{name(sorted(busy))} still in cell {next(iter(busy.values())).number} ({', '.join(sorted(set(next(iter(busy.values())).stuck.values())))}): %dist restart gives you fresh ranks")
+    if any(c.stuck for c in busy.values()): raise DtnbError(f"{name(sorted(busy))} {'is' if len(busy) == 1 else 'are'} still in cell {next(iter(busy.values())).number} ({', '.join(sorted(set(next(iter(busy.values())).stuck.values())))}): %dist restart gives you fresh ranks")
 
 # %% ../nbs/session/25_session.ipynb #a9e1f388
 KEPT = 100  # cells whose late output still finds its place

@@ -1,11 +1,11 @@
 "Sessions as a person meets them: JupyterLab, Chromium; lanes while a cell blocks, folded output afterwards, completion from a rank."
-import os
+import os, shutil
 from pathlib import Path
 
 import pytest
 
 from lab import CHROMIUM, DARK, LIGHT, Page
-from test_browser import lab, outputs, write_notebook
+from test_browser import ROOT, lab, outputs, write_notebook
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
 
@@ -101,6 +101,27 @@ def tour(lab, shots):
         p.save()
         assert p.errors == []
     return nb
+
+
+@pytest.mark.parametrize("lesson", ["02_ranks_and_collectives.ipynb", "03_ddp_by_hand.ipynb"])
+def test_lesson(lab, lesson):
+    "Start to end in JupyterLab; saved, and opened again without a kernel"
+    nb = lab.folder / lesson
+    shutil.copy(ROOT / "nbs" / "course" / lesson, nb)
+    with Page(lab) as p:
+        p.open(nb.name)
+        p.command("notebook:clear-all-cell-outputs")
+        p.start("notebook:run-all-cells")
+        p.wait_done(seconds=240)
+        p.save()
+        assert p.errors == []
+    saved = outputs(nb)
+    assert not [o for o in saved if o["output_type"] == "error"]
+    assert any("ranks 0-1" in "".join(o.get("text", "")) for o in saved)
+    with Page(lab) as p:
+        p.open(nb.name, kernel=False)
+        p.page.locator(".jp-OutputArea-output:has-text('ranks 0-1')").first.wait_for(timeout=30_000, state="attached")
+        assert p.page.get_by_text("model not found").count() == 0
 
 
 def test_cells_on_ranks(lab, tmp_path):

@@ -97,11 +97,7 @@ _feed: Feed | None = None
 def feed(reporter: Reporter | None):
     "Let the adapters report to this reporter (None: to nobody)"
     global _feed
-    if reporter is not None and not hasattr(plain := reporter.sample, "swept"):
-        def sample(final=False):
-            attempt(sweep, reporter)
-            plain(final)
-        sample.swept, reporter.sample = True, sample
+    if reporter is not None: reporter.before = lambda: attempt(sweep, reporter)
     _feed = None if reporter is None else Feed(reporter)
 
 os.register_at_fork(after_in_child=lambda: feed(None))

@@ -40,6 +40,7 @@ class Reporter:
         self.due, self.pending, self.values, self.scalar_t = True, None, None, 0.0
         self.spans, self.span_told, self.span_t = {}, None, 0.0
         self.beat_t, self.stopped = 0.0, threading.Event()
+        self.before = lambda: None                                       # called before each look
 
     def start(self):
         "Begin to sample, ten times a second"
@@ -55,15 +56,16 @@ class Reporter:
         self.stopped.set()
         self.sample(final=True)
 
-    def sample(self, final=False):
-        "Look at everything once; `final` writes what changed whatever the clock says"
+    def sample(self, final=False, beat=False):
+        "Look at everything once; `final` writes what changed, and `beat` a heartbeat, whatever the clock says"
+        self.before()
         with self.lock:
             now = self.clock()
             for o in list(self.open): self._loop(o, now, final)
             if final and self.pending: self.take()
             self._scalars(now, final)
             self._spans(now, final)
-            if now - self.beat_t >= BEAT or self.stopped.is_set(): self._beat(now)
+            if beat or now - self.beat_t >= BEAT or self.stopped.is_set(): self._beat(now)
         self.due = True
 
 # %% ../../nbs/rank/10_report.ipynb #78939cb8

@@ -34,9 +34,9 @@ class Page:
         elif self.shell: self.shell.display_pub.publish(content["data"], content.get("metadata"))
         else: print(content["data"].get("text/plain", ""))
 
-    def clear(self):
-        "Everything that is there goes when the next output comes"
-        if self.kernel: self._send("clear_output", wait=True)
+    def clear(self, wait: bool):
+        "Everything that is there goes: at once, or when the next output comes"
+        if self.kernel: self._send("clear_output", wait=wait)
 
     def _send(self, kind, **content):
         sys.stdout.flush(); sys.stderr.flush()
@@ -67,11 +67,12 @@ class CellDisplay:
     def finish(self, cell: Cell):
         "Write what stays"
         cell.reader.poll()
+        counted = any(v.bars or v.scalars for v in cell.view.ranks.values())
         if self.progress is not None:
             self.progress.finish(cell.view)
-            self.page.clear()
+            self.page.clear(wait=counted or any(cell.outputs.values()))
         if not self.quiet:
-            if any(v.bars or v.scalars for v in cell.view.ranks.values()): self.page.show("display_data", dict(data=static(cell.view, time.time()), metadata={}, transient={}))
+            if counted: self.page.show("display_data", dict(data=static(cell.view, time.time()), metadata={}, transient={}))
             write(self.page, cell.outputs, cell.ranks)
         cell.waiter = self.late
 
