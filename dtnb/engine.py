@@ -6,7 +6,7 @@
 __all__ = ['here', 'ipp_folder', 'connection_file', 'serve_controller', 'Shell', 'inject', 'engine', 'bind', 'offer']
 
 # %% ../nbs/session/23_engine.ipynb #9550128f
-import json, os, re, signal, socket, sys, threading, time, traceback
+import asyncio, json, logging, os, re, signal, socket, sys, threading, time, traceback
 from pathlib import Path
 
 from .event import EventKind
@@ -34,6 +34,7 @@ def serve_controller(paths, sockets):
             self.hub.monitor.setsockopt(zmq.SUBSCRIBE, b"heartmonitor")   # a hub without a database need not read every message
             self.hub.monitor.setsockopt(zmq.UNSUBSCRIBE, b"")
     os.environ["IPYTHONDIR"] = str(make_private(paths.tmp / "ipython"))
+    logging.disable(logging.ERROR)                       # a line for every heartbeat that a dead rank misses
     app = Controller()
     app.initialize([f"--profile-dir={ipp_folder(paths)}", "--transport=ipc", f"--ip={sockets}/ipp", "--ports=1-60", "--IPController.use_threads=True", "--nodb", "--log-level=50",
                     "--HeartMonitor.period=50", "--HeartMonitor.max_heartmonitor_misses=1000000000", "--TaskScheduler.scheme_name=pure"])
@@ -82,7 +83,7 @@ class Shell:
             try: reply = await execute(*args, **kwargs)
             except Exception as err:                                         # IPython itself failed; a reply must come all the same
                 reply = dict(status="error", ename=type(err).__name__, evalue=str(err), traceback=traceback.format_exc().split("\n"))
-            if reply["status"] == "error": told = self._failure(reply)
+            if reply["status"] == "error": told = self._failure(reply, kwargs.get("code", ""))
             reply["engine_info"] = dict(reply.get("engine_info") or {}, dtnb=told or {})
             return reply
         finally:
@@ -94,18 +95,20 @@ class Shell:
                 sys.stderr.flush()
             finally: self.frames.put(END, n)
 
-    def _failure(self, reply) -> dict:
+    def _failure(self, reply, code) -> dict:
         err = sys.last_value if getattr(sys, "last_value", None) is not None and type(sys.last_value).__name__ == reply["ename"] else None
         told = dict(rank=self.rank.place.rank, host=socket.gethostname(), type=reply["ename"], message=reply["evalue"], t=time.time(), peer_loss=bool(err is not None and worker.is_peer_loss(err)),
-                    line=_cell_line(err), traceback="\n".join(reply.get("traceback") or []))
+                    line=None if code.lstrip().startswith("%%") else _cell_line(err), traceback="\n".join(reply.get("traceback") or []))
         self.rank.writer.write(EventKind.ERROR, **{k: told[k] for k in ("type", "message", "peer_loss", "host", "t")}, traceback=_plain(told["traceback"]))
         return told
 
 def _cell_line(err) -> int | None:
-    "The line of the cell that an exception came through last"
-    tb, line = getattr(err, "__traceback__", None), getattr(err, "lineno", None) if isinstance(err, SyntaxError) else None
+    "The line of the cell that an exception came through last; the first frame of a cell is the one that runs, the others are functions of any"
+    tb, line, file = getattr(err, "__traceback__", None), getattr(err, "lineno", None) if isinstance(err, SyntaxError) else None, None
     while tb is not None:
-        if "ipykernel_" in tb.tb_frame.f_code.co_filename: line = tb.tb_lineno
+        name = tb.tb_frame.f_code.co_filename
+        if file is None and "ipykernel_" in name: file = name
+        if name == file: line = tb.tb_lineno
         tb = tb.tb_next
     return line
 
@@ -133,6 +136,13 @@ class _NoThread:
     parent_thread = threading.main_thread()
     def __bool__(self): return False   # `start` asks
 
+def _wake_on_signals():
+    "Let a signal wake the event loop, or the interrupt of a cell that awaits would wait, too"
+    r, w = socket.socketpair()
+    for s in (r, w): s.setblocking(False)
+    asyncio.get_running_loop().add_reader(r, lambda: r.recv(4096))
+    signal.set_wakeup_fd(w.detach(), warn_on_full_buffer=False)
+
 def _make_engine(shell: Shell, args):
     from ipyparallel.engine.app import IPEngine
     class Engine(IPEngine):
@@ -153,8 +163,10 @@ def _make_engine(shell: Shell, args):
             kernel.do_execute = do_execute
             kernel.shell_channel_thread, type(kernel)._supports_kernel_subshells = _NoThread(), False
             kernel._do_exec_accepted_params = dict(cell_meta=False, cell_id=False)
+            kernel.shell.ask_exit = lambda: print("exit() does not end a rank: %dist stop ends them all", file=sys.stderr)
             shell.cells.watch_threads()
-    app = Engine(auto_create=True, user_ns=shell.ns)
+            _wake_on_signals()
+    app = Engine.instance(auto_create=True, user_ns=shell.ns)               # `%matplotlib` looks for the application
     app.initialize(args)
     return app
 
@@ -173,7 +185,7 @@ def engine(init: str = "auto"):
     os.environ["IPYTHONDIR"] = str(make_private(rank.paths.tmp / "ipython"))
     while not _whole(found := connection_file(rank.paths, "engine")): time.sleep(.005)
     profile = make_private(rank.paths.tmp / f"engine-{rank.place.rank}")
-    _make_engine(shell, [f"--profile-dir={profile}", f"--IPEngine.url_file={found}", f"--IPEngine.id={rank.place.rank}", "--IPEngine.enable_nanny=False", "--IPEngine.timeout=60",
+    _make_engine(shell, [f"--profile-dir={profile}", f"--work-dir={os.getcwd()}", f"--IPEngine.url_file={found}", f"--IPEngine.id={rank.place.rank}", "--IPEngine.enable_nanny=False", "--IPEngine.timeout=60",
                          "--IPEngine.max_heartbeat_misses=0", "--log-level=50"]).start()
 
 def _whole(path) -> bool:

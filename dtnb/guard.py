@@ -161,7 +161,7 @@ def _start_companion(self: Guard):
     fd = os.pidfd_open(self._fork(lambda: getattr(import_module(module), name)(self.paths, sockets(self.address))))
     def gone(key):
         self._close_fd(fd)
-        self.cancel(f"{self.spec.companion} ended")
+        if not self.swept: self.cancel(f"{self.spec.companion} ended")
     self.loop.register(fd, selectors.EVENT_READ, gone)
 
 def sockets(address) -> Path:
@@ -383,7 +383,9 @@ def _one_died(self: Guard, c):
     with contextlib.suppress(ProcessLookupError, PermissionError): os.killpg(c.pid, signal.SIGKILL)
     for fd in list(c.pipes): self._on_output(selectors.SelectorKey(fd, fd, 0, None), c)
     _index(c)
-    if not (c.said or self.cancelled): self._record_death(c, False)
+    if self.cancelled: return
+    if c.said == "failed": self.writer.write(EventKind.ERROR, **json.loads(self.paths.error(c.rank).read_text()))
+    else: self._record_death(c, False)
 
 @patch
 def _someone_failed(self: Guard, cause=True):
@@ -481,9 +483,9 @@ def run(self: Guard):
     self.sweep()
     self._drain()
     self._record_deaths()
-    self.say(*self.verdict())
     self.address.unlink(missing_ok=True)
     for folder in (self.paths.tmp, sockets(self.address)): shutil.rmtree(folder, ignore_errors=True)
+    self.say(*self.verdict())
 
 @patch
 def _hear(self: Guard, wait) -> bool:

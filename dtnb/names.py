@@ -73,7 +73,9 @@ def brief(obj) -> dict:
     elif isinstance(obj, (list, tuple, dict, set, str, bytes)): out["shape"] = f"len {len(obj)}"
     if isinstance(obj, (int, float, bool, type(None))) or isinstance(obj, str) and len(obj) <= 40: out["value"] = repr(obj)
     own = getattr(obj, "__dict__", None)
-    if isinstance(own, dict) and "_parameters" in own and "_modules" in own: out["shape"] = f"{sum(p.numel() for p in obj.parameters()):,} parameters"
+    if isinstance(own, dict) and "_parameters" in own and "_modules" in own:
+        try: out["shape"] = f"{sum(p.numel() for p in obj.parameters()):,} parameters"
+        except Exception: out["shape"] = "parameters not known yet"              # a lazy module before its first batch
     return out
 
 def describe(ns: dict, name: str, detail: int = 0) -> str | None:

@@ -46,6 +46,7 @@ class Cell:
     ranks: tuple[int, ...]
     name: str = ""
     count: int = 0             # the notebook's execution count
+    job_id: str = ""           # a restarted session has another
     view: JobView | None = None
     reader: JobReader | None = None
     futures: dict = field(default_factory=dict)    # rank -> future of the reply
@@ -59,7 +60,9 @@ class Cell:
     def __repr__(self): return f"Cell({self.number}{': ' + self.name if self.name else ''} on {name(self.ranks)}, {self.state})"
 
     @property
-    def pending(self) -> list[int]: return [r for r in self.ranks if not self.futures[r].done() and r not in self.session.dead]
+    def gone(self) -> bool: return bool(self.session.ended) or self.session.job.id != self.job_id   # with its session
+    @property
+    def pending(self) -> list[int]: return [] if self.gone else [r for r in self.ranks if not self.futures[r].done() and r not in self.session.dead]
     @property
     def state(self) -> JobState:
         if self.pending and not self.finished: return JobState.RUNNING
@@ -71,7 +74,9 @@ def exception(self: Cell) -> CellFailedError | None:
     "The root cause: the earliest failure that is not only the loss of a peer. None if there was none so far"
     for r in self.ranks:
         if self.futures[r].done() and r not in self.failures and (told := _told(self.futures[r].result())): self.failures[r] = dict(told, rank=r)
-        if r in self.session.dead and r not in self.failures and not self.futures[r].done(): self.failures[r] = self.session.dead[r]
+        if r in self.failures or self.futures[r].done(): continue
+        if r in self.session.dead and not self.gone: self.failures[r] = self.session.dead[r]
+        elif self.gone: self.failures[r] = self.session.dead.get(r) or dict(rank=r, type="Stopped", message=f"the session ended ({self.session.ended or 'restarted'})", t=0)
     failures = dict(self.failures) or {r: dict(rank=r, type="Died", message=f"it did not stop: still in {where}", t=0) for r, where in [*self.stuck.items()][:1]}
     if not failures: return None
     root, *rest = sorted(failures.values(), key=lambda f: (bool(f.get("peer_loss")), f.get("t", 0)))
@@ -149,7 +154,7 @@ def _connect(self: Session, end):
     found = connection_file(self.paths)
     self._until(end, lambda: found.exists() and found.read_text().endswith("}"), "its controller")
     info = json.loads(found.read_text()) | dict(task_scheme="leastload")   # told "pure", a client (9.2) closes a socket under its own loop when engines register out of order
-    with _quiet_ipython(): self.client = ipyparallel.Client(info, profile_dir=str(ipp_folder(self.paths)), timeout=max(1, end - time.monotonic()))
+    self.client = self._until(end, lambda: self._reach_controller(info), "an answer of its controller")
     self._until(end, lambda: len(self.client.ids) == self.world_size, "all ranks")
     self.engines = {}                                    # rank -> engine id, which is ipyparallel's; nobody sees it
     self._until(end, self._knock, "an answer of every rank")
@@ -173,13 +178,20 @@ def _knock(self: Session) -> bool:
     return len(self.engines) == self.world_size
 
 @patch
+def _reach_controller(self: Session, info):
+    import ipyparallel
+    with contextlib.suppress(TimeoutError), _quiet_ipython(): return ipyparallel.Client(info, profile_dir=str(ipp_folder(self.paths)), timeout=1)
+
+@patch
 def _reach_guard(self: Session):
     said = EventReader(self.paths.launcher).read()
     return connect(said[0].get("address")) if said and said[0].get("address") else None
 
 @patch
 def _until(self: Session, end, true, what):
-    while not (got := true()):
+    while (got := true()) in (None, False):              # a client without engines is empty, but it is one
+        self.hear()
+        if self.dead: raise _as_error(next(iter(self.dead.values())))
         if (state := self.job.state).ended: raise self.job.exception() or LaunchError(f"the session ended while it started: {state}")
         if time.monotonic() > end: raise LaunchError(f"the session did not start in time: {what} did not come. Its log: {self.paths.launcher_log}")
         time.sleep(.005)
@@ -187,6 +199,8 @@ def _until(self: Session, end, true, what):
 
 @patch
 def launched(self: Session) -> str: return f"{self.job.spec.launcher}, since {time.strftime('%H:%M:%S', time.localtime(self.job.spec.created))}"
+
+def _as_error(death) -> RankFailedError: return RankFailedError(death["rank"], death.get("host", "?"), in_words(death), death.get("traceback", ""))
 
 @contextlib.contextmanager
 def _quiet_ipython():
@@ -205,7 +219,8 @@ def _quiet_ipython():
 @patch
 def hear(self: Session):
     "Take in what the guard has said: deaths, and the end"
-    for e in self.launcher_events.read():
+    with self.lock: events = self.launcher_events.read()
+    for e in events:
         if e.kind == EventKind.ERROR: self.dead[e.get("rank", e.rank)] = dict(e.data, rank=e.get("rank", e.rank), t=e.t)
         if e.kind == EventKind.STATE and JobState(e.get("state", "running")).ended: self.ended = e.get("reason") or e.get("state")
 
@@ -213,7 +228,8 @@ def hear(self: Session):
 def check(self: Session, ranks):
     "Raises `DtnbError` if these ranks can't all run a cell now, `ValueError` for ranks that are not there"
     self.hear()
-    if self.ended: raise DtnbError(f"this session has ended ({self.ended}): start another with %dist start")
+    if not ranks: raise ValueError("no ranks were named")
+    if self.ended or self.client is None: raise DtnbError(f"this session has ended ({self.ended or 'closed'}): start another with %dist start")
     if odd := [r for r in ranks if r not in range(self.world_size)]: raise ValueError(f"{name(odd)} is not in this session: it has ranks 0 to {self.world_size - 1}")
     if self.dead: raise DtnbError("; ".join(f"rank {r} is gone: {in_words(d)}" for r, d in sorted(self.dead.items())) + ". Nothing runs on a part of the ranks: %dist restart gives you fresh ones")
     busy = {r: c for c in self.cells.values() if c.stuck or not c.finished for r in c.pending if r in ranks}
@@ -229,7 +245,7 @@ def send(self: Session, code: str, ranks=None, name: str = "", count: int = 0) -
     self.check(ranks)
     check_syntax(code)
     with self.lock:
-        cell = Cell(self, next(self.numbers), code, ranks, name, count)
+        cell = Cell(self, next(self.numbers), code, ranks, name, count, self.job.id)
         cell.reader = JobReader(self.paths.root)
         cell.reader.readers = {r: cell.reader.readers[r] for r in ranks}
         for reader in (cell.reader.launcher, *cell.reader.readers.values()): _skip(reader)
@@ -278,13 +294,21 @@ def wait(self: Cell, timeout: float | None = None, each=None, period: float = .1
         self.session.listen()
         if each: each(self)
         if end is not None and time.monotonic() > end: raise JobTimeoutError(f"cell {self.number} still runs on {name(self.pending)} after {timeout:g} s; it goes on: wait again, or cancel() it")
-        if self.exception() is None: continue
+        if self._behind_a_stuck_cell() or self.exception() is None: continue
         look = look or time.monotonic() + PATIENCE
         if time.monotonic() > look:
             self._look_at_the_rest()
             look = time.monotonic() + PATIENCE
     self._finish()
     return self.state
+
+@patch
+def _behind_a_stuck_cell(self: Cell) -> bool:
+    "Give the cell up if it waits for one that was given up"
+    for c in self.session.cells.values():
+        if c.number < self.number and (both := set(c.stuck) & set(c.pending) & set(self.pending)):
+            self.stuck, self.finished = {r: f"cell {c.number}, which was before it: {c.stuck[r]}" for r in both}, True
+    return self.finished
 
 @patch
 def _look_at_the_rest(self: Cell):
@@ -298,7 +322,7 @@ def _finish(self: Cell):
     end = time.monotonic() + 5
     while time.monotonic() < end:
         self.session.listen()
-        if all(r in self.ended or r in self.session.dead or r in self.stuck for r in self.ranks): break
+        if self.gone or self.stuck and not set(self.ranks) - set(self.ended) - set(self.pending) or all(r in self.ended or r in self.session.dead for r in self.ranks): break
         time.sleep(.001)
     self.finished = not self.pending or bool(self.stuck)
     failed = self.exception()
@@ -320,7 +344,8 @@ def where(self: Session, rank: int) -> Where | None:
     except (DtnbError, KeyError): return None
     import re
     frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', stack)
-    own = next(((f, n) for f, n, _ in reversed(frames) if "ipykernel_" in f), None) or frames[-1][:2]
+    cell = next((f for f, _, _ in frames if "ipykernel_" in f), None)                      # the cell that runs is outermost
+    own = next(((f, n) for f, n, _ in reversed(frames) if f == cell), frames[-1][:2])
     collective = next((fn for f, _, fn in frames if "/torch/distributed/" in f and fn not in ("wrapper", "inner")), None)
     return Where(collective or frames[-1][2], f"line {own[1]} of the cell" if "ipykernel_" in own[0] else f"{os.path.basename(own[0])}:{own[1]}", collective is not None)
 
@@ -331,7 +356,7 @@ def ask(self: Session, rank: int, what: str, timeout: float = 5, fds=(), **more)
     import secrets
     question = secrets.token_hex(8)
     self._tell(dict(op="ask", id=question, rank=rank, what=what, **more), fds)
-    return self._answer(question, time.monotonic() + timeout, f"rank {rank} did not answer ({what})")[0]
+    return self._answer(question, time.monotonic() + timeout, rank, f"did not answer ({what})")[0]
 
 @patch
 def _tell(self: Session, message, fds=()):
@@ -340,7 +365,7 @@ def _tell(self: Session, message, fds=()):
     except OSError: raise DtnbError("this session has ended: start another with %dist start") from None
 
 @patch
-def _answer(self: Session, question, end, what):
+def _answer(self: Session, question, end, rank, what):
     "The value of an answer and the descriptors with it. Several threads may wait: each takes its own"
     while time.monotonic() < end:
         with self.lock:
@@ -349,14 +374,21 @@ def _answer(self: Session, question, end, what):
             got = self.answers.pop(question, None)
         if got and "error" in got[0]: raise DtnbError(got[0]["error"])
         if got: return got[0].get("value"), got[1]
-        if self.control.closed: raise DtnbError("this session has ended: start another with %dist start")
-    raise DtnbError(f"{what} in time")
+        if self.control.closed or self.client is None: raise DtnbError("this session has ended: start another with %dist start")
+        self._check_alive((rank,))
+    raise DtnbError(f"rank {rank} {what} in time")
+
+@patch
+def _check_alive(self: Session, ranks):
+    self.hear()
+    if gone := [r for r in ranks if r in self.dead]: raise DtnbError(f"rank {gone[0]} is gone: {in_words(self.dead[gone[0]])}. %dist restart gives you fresh ranks")
 
 # %% ../nbs/session/25_session.ipynb #d01e0b0a
 @patch
 def listen(self: Session):
     "Take in what ranks have printed and shown since the last time"
     with self.lock:
+        if self.client is None: return
         self.hear()
         for m in self.live.receive(0) if not self.live.closed else ():
             if m.get("op") == "live" and (e := Event.from_json(m["event"])):
@@ -440,8 +472,12 @@ def _apply(self: Session, ranks, timeout, fn, *args):
     view = self.client[[self.engines[r] for r in ranks]]
     got = view.apply_async(fn, *args)
     self._kick()
-    try: return got.get(timeout)
-    except ipyparallel.error.TimeoutError: raise DtnbError(f"{name(ranks)} did not answer in {timeout:g} s: they may still run a cell") from None
+    end = time.monotonic() + timeout
+    while not got.wait(.1):
+        self._check_alive(ranks)
+        if self.client is None: raise DtnbError("this session has ended: start another with %dist start")
+        if time.monotonic() > end: raise DtnbError(f"{name(ranks)} did not answer in {timeout:g} s: they may still run a cell")
+    try: return got.get()
     except (ipyparallel.error.RemoteError, ipyparallel.error.CompositeError) as err:
         first = err.elist[0] if hasattr(err, "elist") else (getattr(err, "ename", ""), getattr(err, "evalue", str(err)))
         raise DtnbError(f"{first[0]}: {first[1]}") from None
@@ -461,7 +497,7 @@ def _offered(self: Session, rank, names, timeout, default=False):
     token = secrets.token_hex(8)
     self._tell(dict(op="expect", id=token))
     self._apply((rank,), timeout, offer, token, names, default)
-    _, fds = self._answer(token, time.monotonic() + timeout, f"rank {rank} did not send {', '.join(names)}")
+    _, fds = self._answer(token, time.monotonic() + timeout, rank, f"did not send {', '.join(names)}")
     return unpack(fds[0])
 
 @patch
@@ -494,14 +530,15 @@ def __getitem__(self: Session, which):
 def close(self: Session, timeout: float = 10):
     "End all ranks and wait until they are gone; once is enough"
     _open.discard(self)
-    if self.client is not None:
-        with contextlib.suppress(Exception): self.client.close(linger=0)
-        self.client = None
+    with self.lock: client, self.client = self.client, None
+    if client is not None:
+        with contextlib.suppress(Exception): client.close(linger=0)
     if self.control is None: self.job.cancel("closed before it had started")
     else:
         with contextlib.suppress(OSError): self.control.send(dict(op="finish", reason="closed"))
         with contextlib.suppress(JobTimeoutError): self.job.follow(timeout, period=.02)
-        for channel in (self.control, self.live): channel.close()
+        with self.lock:
+            for channel in (self.control, self.live): channel.close()
     self.ended = self.ended or "closed"
 
 @patch

@@ -79,23 +79,21 @@ class CellStream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         if not isinstance(text, str): raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if self.frames is None: _write_raw(self.kind, text.encode(errors=self.errors))
-        else:
-            cell = self.cells.here()
-            with self.lock:
-                parts = self.waiting.setdefault(cell, [])
-                parts.append(text)
-                if "\n" in text or "\r" in text or len(parts) > 64 or len(text) > 8192: self._send(cell)
+        cell = self.cells.here()
+        with self.lock:
+            parts = self.waiting.setdefault(cell, [])
+            parts.append(text)
+            if "\n" in text or "\r" in text or len(parts) > 64 or len(text) > 8192: self._send(cell)
         return len(text)
 
     def flush(self):
-        if self.frames is None: return
         with self.lock:
             for cell in list(self.waiting): self._send(cell)
 
     def _send(self, cell):
         data = "".join(self.waiting.pop(cell, ())).encode(errors=self.errors)
-        if data: self.frames.put(self.kind, cell, data)
+        if data and self.frames is None: _write_raw(self.kind, data)
+        elif data: self.frames.put(self.kind, cell, data)
 
 class _Bytes(io.RawIOBase):
     "`sys.stdout.buffer`"
