@@ -83,6 +83,8 @@ class Shell:
             try: reply = await execute(*args, **kwargs)
             except Exception as err:                                         # IPython itself failed; a reply must come all the same
                 reply = dict(status="error", ename=type(err).__name__, evalue=str(err), traceback=traceback.format_exc().split("\n"))
+            for page in reply.get("payload") or ():
+                if page.get("source") == "page": self.show("display_data", dict(data=page["data"], metadata={}, transient={}))   # `name?`
             if reply["status"] == "error": told = self._failure(reply, kwargs.get("code", ""))
             reply["engine_info"] = dict(reply.get("engine_info") or {}, dtnb=told or {})
             return reply

@@ -642,3 +642,20 @@ def test_a_long_cell(long_cell):
     "Longer than any time-out of sockets, heartbeats and hubs"
     assert all(35 <= t < 60 for t in long_cell.result(60).values())
     assert long_cell.session.run("rank", timeout=30).result() == {0: 0, 1: 1}
+
+
+def test_a_question_mark_in_a_cell(s):
+    "What a pager would show is output of the cell"
+    cell = s.run("def trains(model, *, lr=.1):\n    'Some words'\ntrains?", timeout=30)
+    shown = [i.content["data"]["text/plain"] for i in cell.outputs[1] if i.kind == "display_data"]
+    assert len(shown) == 1 and "model, *, lr=0.1" in plain(shown[0]) and "Some words" in shown[0]
+
+
+def test_a_lesson_without_a_page(tmp_path):
+    "`jupyter execute`, then a page of it: everything is there as text"
+    lesson = Path(__file__).parent.parent / "nbs" / "course" / "90_from_elsewhere.ipynb"
+    run = lambda *a: subprocess.run([sys.executable, "-m", *a], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True)
+    run("jupyter", "execute", str(lesson), f"--output={tmp_path}/done.ipynb")
+    run("jupyter", "nbconvert", "--to", "html", "done.ipynb")
+    page = (tmp_path / "done.html").read_text()
+    assert "ranks 0-1" in page and "widget-view+json" not in page
