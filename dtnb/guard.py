@@ -129,8 +129,8 @@ class Guard:
         self.server = listen(self.address)
         self.loop.register(self.server, selectors.EVENT_READ, self._on_connect)
         self.writer = EventWriter(self.paths.launcher)
-        self.say(JobState.STARTING, guard=os.getpid(), guard_start=start_time(os.getpid()), host=self.host, address=str(self.address))
         self.store = self._start_store()
+        self.say(JobState.STARTING, guard=os.getpid(), guard_start=start_time(os.getpid()), host=self.host, address=str(self.address), store=self.store)
         if self.spec.companion: self._start_companion()
         return self
 

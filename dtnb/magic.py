@@ -76,7 +76,8 @@ def run_cell(session: Session, code: str, ranks=None, label="", quiet=False, cou
             interrupted = True
             cell.cancel()
     finally: screen.finish(cell)
-    if interrupted and (not (e := cell.exception()) or e.told.get("type") in ("KeyboardInterrupt", "CancelledError")):
+    if interrupted and all(f.get("type") in ("KeyboardInterrupt", "CancelledError") or r in cell.freed for r, f in cell.failures.items()):
+        if cell.healing: raise Interrupted(f"{name(cell.freed)} waited in {', '.join(sorted(set(cell.freed.values())))}\n{cell.healing}" if cell.freed else cell.healing)
         raise Interrupted(f"{name(cell.stuck)} did not stop ({', '.join(sorted(set(cell.stuck.values())))}); %dist restart gives you fresh ranks" if cell.stuck
                           else "the ranks have stopped, their variables are kept")
     if (error := cell.exception()) is not None: raise error

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from fastcore.basics import patch
 
 from .channel import connect
-from .engine import bind, connection_file, engine, ipp_folder, offer
+from .engine import bind, connection_file, engine, ipp_folder, offer, renew
 from .event import Event, EventKind, EventReader
 from .fold import Item, name
 from .job import DtnbError, JobState, JobTimeoutError, LaunchError, RankFailedError
 from .launchers.launcher import launch_on
+from .rank.collectives import between
 from .reader import JobReader, in_words
 from .transfer import pack, unpack
 from .view import JobView
@@ -54,6 +55,10 @@ class Cell:
     ended: set = field(default_factory=set)        # ranks all of whose output is here
     failures: dict = field(default_factory=dict)   # rank -> what it told
     stuck: dict = field(default_factory=dict)      # rank -> where it was last seen, when the cell was given up
+    freed: dict = field(default_factory=dict)      # rank -> where it waited for a rank that had failed
+    healing: str = ""                              # what was done about it, in words
+    seen: dict = field(default_factory=dict)       # rank -> where it was at the last look
+    looks: dict = field(default_factory=dict)      # rank -> how often it had not moved
     waiter: object = None                          # what hears of output that comes after the end
     finished: bool = False
 
@@ -73,14 +78,14 @@ class Cell:
 def exception(self: Cell) -> CellFailedError | None:
     "The root cause: the earliest failure that is not only the loss of a peer. None if there was none so far"
     for r in self.ranks:
-        if self.futures[r].done() and r not in self.failures and (told := _told(self.futures[r].result())): self.failures[r] = dict(told, rank=r)
+        if self.futures[r].done() and r not in self.failures and (told := _told(self.futures[r].result())): self.failures[r] = dict(told, rank=r) | (dict(peer_loss=True) if r in self.freed else {})
         if r in self.failures or self.futures[r].done(): continue
         if r in self.session.dead and not self.gone: self.failures[r] = self.session.dead[r]
         elif self.gone: self.failures[r] = self.session.dead.get(r) or dict(rank=r, type="Stopped", message=f"the session ended ({self.session.ended or 'restarted'})", t=0)
     failures = dict(self.failures) or {r: dict(rank=r, type="Died", message=f"it did not stop: still in {where}", t=0) for r, where in [*self.stuck.items()][:1]}
     if not failures: return None
     root, *rest = sorted(failures.values(), key=lambda f: (bool(f.get("peer_loss")), f.get("t", 0)))
-    return CellFailedError(root, _others(rest, self.stuck), self.session.world_size)
+    return CellFailedError(root, "\n".join(x for x in (_others(rest, self.stuck, self.freed), self.healing) if x), self.session.world_size)
 
 def _told(reply) -> dict | None:
     "What a rank said of its failure; None if it has not failed"
@@ -88,9 +93,11 @@ def _told(reply) -> dict | None:
     told = (getattr(reply, "engine_info", None) or {}).get("dtnb")
     return told or dict(type=getattr(reply, "ename", type(reply).__name__), message=getattr(reply, "evalue", str(reply)), peer_loss=True, t=time.time())
 
-def _others(rest, stuck) -> str:
+def _others(rest, stuck, freed) -> str:
     by = {}
-    for f in rest: by.setdefault("lost their peer" if f.get("peer_loss") else in_words(f).split("\n")[0], []).append(f["rank"])
+    for f in rest:
+        what = f"waited in {freed[f['rank']]}" if f["rank"] in freed else "lost a peer" if f.get("peer_loss") else in_words(f).split("\n")[0]
+        by.setdefault(what, []).append(f["rank"])
     for r, where in stuck.items(): by.setdefault(f"still in {where}", []).append(r)
     said = [f"{name(sorted(rs))}: {what}" for what, rs in by.items()]
     if stuck: said.append("they can't run another cell: %dist restart gives you fresh ranks")
@@ -111,6 +118,7 @@ class Session:
         if not isinstance(init, str): raise ValueError(f"init must be 'auto', 'none' or a backend's name, not {init!r}")
         self.on, self.init, self.lease, self.name = on, init, lease, name
         self.cells, self.numbers, self.dead, self.ended, self.lock = {}, itertools.count(1), {}, "", threading.RLock()
+        self.generation = 0        # how often the process group was renewed
         self.answers = {}          # of the guard's channel: id -> (answer, descriptors), until somebody takes it
         self.client = self.control = None
         self._start(time.monotonic() + timeout)
@@ -280,7 +288,7 @@ def check_syntax(code: str):
     compile(plain, "cell", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 # %% ../nbs/session/25_session.ipynb #b3a44d26
-PATIENCE = 1.0  # seconds between a failure and the first look at the ranks that go on
+PATIENCE = .3   # seconds between a failure and the first look at the ranks that go on, and between looks
 
 @patch
 def wait(self: Cell, timeout: float | None = None, each=None, period: float = .1) -> JobState:
@@ -297,7 +305,7 @@ def wait(self: Cell, timeout: float | None = None, each=None, period: float = .1
         if self._behind_a_stuck_cell() or self.exception() is None: continue
         look = look or time.monotonic() + PATIENCE
         if time.monotonic() > look:
-            self._look_at_the_rest()
+            self._free_the_rest()
             look = time.monotonic() + PATIENCE
     self._finish()
     return self.state
@@ -311,10 +319,16 @@ def _behind_a_stuck_cell(self: Cell) -> bool:
     return self.finished
 
 @patch
-def _look_at_the_rest(self: Cell):
-    "Give the cell up if all ranks that go on wait for one that has failed"
+def _free_the_rest(self: Cell):
+    "Free ranks that wait for one that has failed; give up those that stay where they are all the same"
     where = {r: self.session.where(r) for r in self.pending}
-    if where and all(w and w.waits for w in where.values()): self.stuck, self.finished = {r: str(w) for r, w in where.items()}, True
+    still = {r: w for r, w in where.items() if w and (w.waits or w == self.seen.get(r))}
+    self.seen = where
+    for r in self.pending: self.looks[r] = self.looks.get(r, 0) + (r in still)
+    if fresh := [r for r in still if r not in self.freed]:
+        self.session.free(fresh)
+        self.freed |= {r: str(still[r]) for r in fresh}
+    elif still and len(still) == len(where) and all(self.looks[r] > 10 and still[r].waits for r in still): self.stuck, self.finished = {r: str(w) for r, w in still.items()}, True
 
 @patch
 def _finish(self: Cell):
@@ -325,6 +339,7 @@ def _finish(self: Cell):
         if self.gone or self.stuck and not set(self.ranks) - set(self.ended) - set(self.pending) or all(r in self.ended or r in self.session.dead for r in self.ranks): break
         time.sleep(.001)
     self.finished = not self.pending or bool(self.stuck)
+    if not self.healing and not self.stuck and self.exception() is not None: self.healing = self.session.heal(self)
     failed = self.exception()
     self.view.apply(Event(EventKind.STATE, time.time(), data=dict(state=JobState.FAILED if failed else JobState.DONE, reason="")))
 
@@ -383,6 +398,34 @@ def _check_alive(self: Session, ranks):
     self.hear()
     if gone := [r for r in ranks if r in self.dead]: raise DtnbError(f"rank {gone[0]} is gone: {in_words(self.dead[gone[0]])}. %dist restart gives you fresh ranks")
 
+# %% ../nbs/session/25_session.ipynb #0ba5f4de
+@patch
+def free(self: Session, waiting):
+    "Shut the connections between ranks, so that those in `waiting` get out of their collective; nothing else is touched"
+    told = {}
+    for r in self.ranks:
+        with contextlib.suppress(DtnbError): told[r] = self.ask(r, "connections", 2)
+    for r, pairs in between(told, self.store(), waiting).items():
+        with contextlib.suppress(DtnbError):
+            if pairs: self.ask(r, "shut", 2, pairs=pairs)
+
+@patch
+def store(self: Session) -> str: return next((e.get("store") for e in EventReader(self.paths.launcher).read() if e.get("store")), "")
+
+@patch
+def heal(self: Session, cell: Cell) -> str:
+    "After a failed cell: a new process group, if the old one is broken. Returns what was done, in words"
+    self.hear()
+    if self.init == "none" or self.dead or self.ended: return ""
+    try:
+        broken = bool(cell.freed) or any(f.get("peer_loss") for f in cell.failures.values()) or len({json.dumps(self.ask(r, "sequence"), sort_keys=True) for r in self.ranks}) > 1
+        if not broken: return ""
+        self.generation += 1
+        said = self._apply(self.ranks, 30, renew, self.generation)
+    except DtnbError as err: return f"the process group could not be renewed ({err}): %dist restart gives you fresh ranks"
+    mend = {words for held in said for words in held.values()}
+    return "\n".join(["the ranks have a new process group, their variables are kept", *sorted(mend)])
+
 # %% ../nbs/session/25_session.ipynb #d01e0b0a
 @patch
 def listen(self: Session):
@@ -439,8 +482,12 @@ def result(self: Cell, timeout: float | None = None) -> dict:
 
 @patch
 def cancel(self: Cell, timeout: float = 5) -> JobState:
-    "Interrupt the ranks that still run this cell"
+    "Interrupt the ranks that still run this cell: KeyboardInterrupt; a second later, those that wait for other ranks are freed"
     if self.pending: self.session.interrupt(self.pending)
+    with contextlib.suppress(JobTimeoutError): return self.wait(min(1, timeout))
+    if waiting := self.pending:
+        self.freed |= {r: str(self.session.where(r) or "native code") for r in waiting}
+        self.session.free(waiting)
     with contextlib.suppress(JobTimeoutError): return self.wait(timeout)
     self.stuck, self.finished = {r: str(self.session.where(r) or "native code") for r in self.pending}, True
     return self.state
