@@ -183,7 +183,8 @@ def engine(init: str = "auto"):
     names = inject(rank.place, init)
     shell.ns.update(names)
     shell.injected = {*shell.ns, "In", "Out", "get_ipython", "exit", "quit", "open"}
-    worker.ANSWERS.update(complete=_complete, describe=_describe, who=_who, hold=_hold, connections=_connections, shut=_shut, sequence=_sequence)
+    worker.ANSWERS.update(complete=_complete, describe=_describe, who=_who, hold=_hold, connections=_connections, shut=_shut, sequence=_sequence, busy=_busy)
+    here.init = init
     os.environ["IPYTHONDIR"] = str(make_private(rank.paths.tmp / "ipython"))
     while not _whole(found := connection_file(rank.paths, "engine")): time.sleep(.005)
     profile = make_private(rank.paths.tmp / f"engine-{rank.place.rank}")
@@ -200,6 +201,7 @@ def _complete(q, fds): return complete(here.ns, q["code"], q["cursor"]) if not h
 def _describe(q, fds): return describe(here.ns, q["name"], q.get("detail", 0)) if not here.busy else None
 def _who(q, fds): return own_names(here.ns, here.injected)
 
+def _busy(q, fds): return dict(init=here.init, cell=here.cells.now if here.busy else 0)
 def _connections(q, fds): return collectives.connections()
 def _shut(q, fds): return collectives.shut(q["pairs"])
 def _sequence(q, fds): return collectives.sequence()

@@ -15,8 +15,8 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from .fold import name
 from .job import DtnbError, JobState
-from .session import Cell, CellFailedError, Session, check_syntax
-from .widgets.cell import CellDisplay
+from .session import Cell, CellFailedError, Session, check_syntax, running
+from .widgets.cell import CellDisplay, write
 
 # %% ../nbs/43_magic.ipynb #1c3571df
 class _Parser(argparse.ArgumentParser):
@@ -112,6 +112,7 @@ HELP = """%dist start [-n 4] [--init auto|none|gloo|nccl]   start ranks that kee
 %dist pull NAME ...                               bring variables as {rank: value}
 %dist push NAME ...                               give variables of this notebook to every rank
 %dist auto on|off                                 every cell runs on the ranks; %%local keeps one here
+%dist attach [ID]                                 after a kernel restart: the ranks, as they are
 %dist interrupt                                   KeyboardInterrupt in the ranks
 s = %dist session                                 the dtnb.Session itself
 %dist restart                                     fresh ranks
@@ -122,7 +123,7 @@ s = %dist session                                 the dtnb.Session itself
 class DistMagics(Magics):
     def __init__(self, shell):
         super().__init__(shell)
-        self.session, self.auto = None, ""
+        self.session, self.auto, self.restore_shutdown = None, "", lambda: None
 
     def ready(self, **kw) -> Session:
         "The session; one is started if there is none"
@@ -192,7 +193,7 @@ class DistMagics(Magics):
 
     @line_magic
     def dist(self, line):
-        "The ranks of this notebook: start, status, who, pull, push, auto, interrupt, session, restart, stop"
+        "The ranks of this notebook: start, status, who, pull, push, auto, attach, interrupt, session, restart, stop"
         word, _, rest = line.strip().partition(" ")
         command = getattr(self, f"_dist_{word.replace('-', '_') or 'help'}", None)
         if command is None: raise UsageError(f"%dist has no {word!r}. It has:\n{HELP}")
@@ -218,6 +219,15 @@ class DistMagics(Magics):
         t = time.monotonic()
         self.session.restart()
         print(f"{self._kind()} ready in {time.monotonic() - t:.1f} s; earlier variables are gone")
+
+    def _dist_attach(self, line):
+        if self.session is not None and not self.session.ended: raise UsageError(f"{self.session.world_size} ranks are running: %dist stop ends them")
+        self.session = Session.attach(line or None)
+        print(f"{self._kind()} are back, with their variables")
+        for cell in list(self.session.cells.values()):
+            screen = CellDisplay()
+            write(screen.page, cell.outputs, self.session.ranks)      # what they printed meanwhile
+            cell.waiter = screen.late
 
     def _dist_session(self, line) -> Session: return self._has()
     def _dist_interrupt(self, line): self._has().interrupt()
@@ -363,6 +373,17 @@ def load(shell):
     shell.input_transformers_cleanup.append(magics.transformer)
     shell.Completer.custom_matchers.append(magics.matcher)
     shell.object_inspect_mime = inspect_mime(magics, shell.object_inspect_mime)
+    if getattr(shell, "kernel", None): _outlive_restarts(magics, shell.kernel)
+    for job in running()[-1:]: print(f"{job.world_size} ranks of an earlier kernel are waiting, with their variables: %dist attach brings them back; without it they end by themselves")
+
+def _outlive_restarts(magics, kernel):
+    "A kernel that restarts leaves its ranks to the next one; one that is shut down takes them with it"
+    plain = kernel.do_shutdown
+    def do_shutdown(restart):
+        if magics.session is not None: magics.session.outlives = restart
+        return plain(restart)
+    kernel.do_shutdown = do_shutdown
+    magics.restore_shutdown = lambda: setattr(kernel, "do_shutdown", plain)
 
 def unload(shell):
     "Take everything back; the ranks end"
@@ -377,3 +398,4 @@ def unload(shell):
     shell.input_transformers_cleanup.remove(magics.transformer)
     shell.Completer.custom_matchers.remove(magics.matcher)
     del shell.object_inspect_mime              # the class's own is under it
+    magics.restore_shutdown()

@@ -687,3 +687,45 @@ def test_the_kernels_interrupt_in_a_collective(tmp_path):
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=False)
+
+
+def test_ranks_outlive_a_kernel_restart(tmp_path):
+    "Their variables are there, what they printed meanwhile is shown, and what they still print, too"
+    from jupyter_client.manager import start_new_kernel
+    manager, client = start_new_kernel(env=os.environ | dict(IPYTHONDIR=str(tmp_path)))
+    def run(code):
+        said = []
+        reply = client.execute_interactive(code, timeout=60, output_hook=lambda m: said.append(m["content"].get("text", "")))
+        assert reply["content"]["status"] == "ok", reply["content"]
+        return plain("".join(said))
+    try:
+        assert "waiting" not in run("%load_ext dtnb")
+        run("%dist start -n 2")
+        run("%%distributed\nkept = torch.ones(2) * rank\nimport time")
+        run("%%distributed --detach\nfor i in range(4):\n    print('step', i, flush=True)\n    time.sleep(1.5)")
+        manager.restart_kernel(now=False)
+        client.wait_for_ready(timeout=60)
+        assert "2 ranks of an earlier kernel are waiting" in run("%load_ext dtnb")
+        time.sleep(2)
+        said = run("%dist attach")
+        assert "2 ranks (gloo on CPU) are back" in said and "step" in said and "step 0" not in said
+        assert "ranks 0-1 │ 1.0" in run("%%distributed\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item() * .5") and "rank 1 │ tensor([1., 1.])" in run("%%distributed\nkept")
+        job, = [j for j in dtnb.jobs() if j.spec.companion]
+        assert not job.state.ended
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=False)
+    wait_until(lambda: job.state.ended, 20, "a kernel that is shut down takes its ranks with it")
+
+
+def test_attach_after_a_killed_kernel():
+    code = "import os, signal\nfrom dtnb.session import Session\ns = Session(2)\ns.run('kept = rank + 40')\nprint(s.id, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    with pytest.raises(dtnb.DtnbError, match="is not a session that waits"): Session.attach("no-such-one")
+    s = Session.attach(done.stdout.strip())
+    try:
+        assert s.run("kept", timeout=30).result() == {0: 40, 1: 41}
+        with pytest.raises(dtnb.DtnbError, match="no ranks are waiting"): Session.attach()
+        s.restart()
+        assert s.run("dist.get_world_size()", timeout=30).result() == {0: 2, 1: 2}
+    finally: s.close()
