@@ -68,15 +68,12 @@ def shortly(count: int = 0):
 def run_cell(session: Session, code: str, ranks=None, label="", quiet=False, count=0) -> Cell:
     "Send a cell, show it, wait. Raises `CellFailedError`, `Interrupted`"
     cell = session.send(code, ranks, label, count)
-    screen = CellDisplay(quiet, on_cancel=lambda: session.interrupt(cell.pending))
-    interrupted = False
+    screen = CellDisplay(quiet, on_cancel=lambda: threading.Thread(target=cell.stop, daemon=True).start())
     try:
         try: cell.wait(each=screen.update)
-        except KeyboardInterrupt:
-            interrupted = True
-            cell.cancel()
+        except KeyboardInterrupt: cell.cancel()
     finally: screen.finish(cell)
-    if interrupted and all(f.get("type") in ("KeyboardInterrupt", "CancelledError") or r in cell.freed for r, f in cell.failures.items()):
+    if cell.stopped and all(f.get("type") in ("KeyboardInterrupt", "CancelledError") or r in cell.freed for r, f in cell.failures.items()):
         if cell.healing: raise Interrupted(f"{name(cell.freed)} waited in {', '.join(sorted(set(cell.freed.values())))}\n{cell.healing}" if cell.freed else cell.healing)
         raise Interrupted(f"{name(cell.stuck)} did not stop ({', '.join(sorted(set(cell.stuck.values())))}); %dist restart gives you fresh ranks" if cell.stuck
                           else "the ranks have stopped, their variables are kept")
@@ -87,7 +84,7 @@ def run_cell(session: Session, code: str, ranks=None, label="", quiet=False, cou
 def detach(session: Session, code: str, ranks=None, label="", quiet=False, count=0) -> Cell:
     "Send a cell and let a thread show it; returns its handle"
     cell = session.send(code, ranks, label, count)
-    screen = CellDisplay(quiet, on_cancel=lambda: threading.Thread(target=cell.cancel, daemon=True).start())
+    screen = CellDisplay(quiet, on_cancel=lambda: threading.Thread(target=cell.stop, daemon=True).start())
     screen.t -= 1                                        # at once: the place of the widget is this cell
     screen.update(cell)
     def run():

@@ -60,7 +60,9 @@ class Cell:
     failures: dict = field(default_factory=dict)   # rank -> what it told
     stuck: dict = field(default_factory=dict)      # rank -> where it was last seen, when the cell was given up
     freed: dict = field(default_factory=dict)      # rank -> where it waited for a rank that had failed
+    healed: bool = False                           # whether the group was looked after since
     healing: str = ""                              # what was done about it, in words
+    stopped: bool = False                          # somebody interrupted it
     seen: dict = field(default_factory=dict)       # rank -> where it was at the last look
     looks: dict = field(default_factory=dict)      # rank -> how often it had not moved
     waiter: object = None                          # what hears of output that comes after the end
@@ -123,7 +125,7 @@ class Session:
         elif nproc is not None: raise ValueError("give either nproc or a launcher, which has its own")
         if not isinstance(init, str): raise ValueError(f"init must be 'auto', 'none' or a backend's name, not {init!r}")
         self.on, self.init, self.lease, self.name = on, init, lease, name
-        self.cells, self.numbers, self.dead, self.ended, self.lock = {}, itertools.count(1), {}, "", threading.RLock()
+        self.cells, self.numbers, self.dead, self.ended, self.lock, self.healer = {}, itertools.count(1), {}, "", threading.RLock(), threading.RLock()
         self.generation = 0        # how often the process group was renewed
         self.answers = {}          # of the guard's channel: id -> (answer, descriptors), until somebody takes it
         self.client = self.control = None
@@ -352,7 +354,8 @@ def _finish(self: Cell):
         if self.gone or self.stuck and not set(self.ranks) - set(self.ended) - set(self.pending) or all(r in self.ended or r in self.session.dead for r in self.ranks): break
         time.sleep(.001)
     self.finished = not self.pending or bool(self.stuck)
-    if not self.healing and not self.stuck and self.exception() is not None: self.healing = self.session.heal(self)
+    with self.session.healer:                      # several threads may wait for a cell; one of them heals
+        if not self.healed and not self.stuck and self.exception() is not None: self.healed, self.healing = True, self.session.heal(self)
     failed = self.exception()
     self.view.apply(Event(EventKind.STATE, time.time(), data=dict(state=JobState.FAILED if failed else JobState.DONE, reason="")))
 
@@ -495,15 +498,22 @@ def result(self: Cell, timeout: float | None = None) -> dict:
 
 @patch
 def cancel(self: Cell, timeout: float = 5) -> JobState:
-    "Interrupt the ranks that still run this cell: KeyboardInterrupt; a second later, those that wait for other ranks are freed"
-    if self.pending: self.session.interrupt(self.pending)
-    with contextlib.suppress(JobTimeoutError): return self.wait(min(1, timeout))
-    if waiting := self.pending:
-        self.freed |= {r: str(self.session.where(r) or "native code") for r in waiting}
-        self.session.free(waiting)
+    "Stop the ranks that still run this cell, and wait until they have"
+    self.stop()
     with contextlib.suppress(JobTimeoutError): return self.wait(timeout)
     self.stuck, self.finished = {r: str(self.session.where(r) or "native code") for r in self.pending}, True
     return self.state
+
+@patch
+def stop(self: Cell):
+    "KeyboardInterrupt in the ranks that still run this cell; a second later, those that wait for other ranks are freed"
+    if not self.pending: return
+    self.stopped, end = True, time.monotonic() + 1
+    self.session.interrupt(self.pending)
+    while self.pending and time.monotonic() < end: time.sleep(.02)
+    if waiting := self.pending:
+        self.freed |= {r: str(self.session.where(r) or "native code") for r in waiting}
+        self.session.free(waiting)
 
 @patch
 def interrupt(self: Session, ranks=None):
@@ -608,7 +618,7 @@ def attach(cls: Session, job_id: str | None = None, timeout: float = 30) -> Sess
     if job is None: raise DtnbError("no ranks are waiting for a kernel" if job_id is None else f"{job_id!r} is not a session that waits for a kernel" + (f"; these are: {', '.join(j.id for j in jobs)}" if jobs else ""))
     s = cls.__new__(cls)
     s.on, s.lease, s.name, s.job = job.launcher, job.spec.lease, job.spec.name, job
-    s.cells, s.dead, s.ended, s.lock, s.answers, s.generation, s.client, s.control = {}, {}, "", threading.RLock(), {}, int(time.time()), None, None
+    s.healer, s.cells, s.dead, s.ended, s.lock, s.answers, s.generation, s.client, s.control = threading.RLock(), {}, {}, "", threading.RLock(), {}, int(time.time()), None, None
     left = _left(job.paths)
     s._open(time.monotonic() + timeout)
     s.init = s.ask(0, "busy")["init"]

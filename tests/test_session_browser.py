@@ -128,3 +128,27 @@ def test_cells_on_ranks(lab, tmp_path):
     nb = tour(lab, Path(os.environ.get("DTNB_SHOTS") or tmp_path / "shots"))
     mimes = {m for o in outputs(nb) for m in o.get("data", ())}
     assert mimes <= {"text/plain", "text/html", "image/png", "application/vnd.jupyter.widget-view+json"}   # what VS Code and Colab show, too
+
+
+def test_stop_button_in_a_hang(lab):
+    "All ranks wait for each other, and the cell blocks the kernel: the button frees them, and so does the kernel's interrupt"
+    nb = lab.folder / "hang.ipynb"
+    hang = "%%distributed --name hang\nimport torch.distributed as d\nd.recv(torch.zeros(1), src=1 - rank)"
+    write_notebook(nb, "%load_ext dtnb\n%dist start -n 2", hang, hang, "%%distributed\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()")
+    with Page(lab) as p:
+        p.open(nb.name)
+        p.run_cell(0)
+        p.wait_done([0])
+        p.run_cell(1)
+        p.page.wait_for_function("() => /running/.test(document.querySelector('.dtnb-progress')?.innerText ?? '')", timeout=60_000)
+        p.page.get_by_role("button", name="Cancel", exact=True).click()
+        p.page.get_by_role("button", name="Really cancel?").click()
+        until(p, 1, "interrupted")
+        assert "the ranks have a new process group" in text_of(p, 1)
+        p.run_cell(2)
+        p.page.wait_for_function("() => /running/.test(document.querySelector('.dtnb-progress')?.innerText ?? '')", timeout=60_000)
+        p.command("kernelmenu:interrupt")
+        until(p, 2, "interrupted")
+        p.run_cell(3)
+        p.wait_done([3])
+        until(p, 3, "ranks 0-1 │ 2.0")
