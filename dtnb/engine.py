@@ -203,7 +203,9 @@ def _who(q, fds): return own_names(here.ns, here.injected)
 
 def _busy(q, fds): return dict(init=here.init, cell=here.cells.now if here.busy else 0)
 def _connections(q, fds): return collectives.connections()
-def _shut(q, fds): return collectives.shut(q["pairs"])
+def _shut(q, fds):
+    collectives.abort_nccl()
+    return collectives.shut(q["pairs"])
 def _sequence(q, fds): return collectives.sequence()
 
 def _hold(q, fds):

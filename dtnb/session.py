@@ -422,8 +422,7 @@ def free(self: Session, waiting):
     for r in self.ranks:
         with contextlib.suppress(DtnbError): told[r] = self.ask(r, "connections", 2)
     for r, pairs in between(told, self.store(), waiting).items():
-        with contextlib.suppress(DtnbError):
-            if pairs: self.ask(r, "shut", 2, pairs=pairs)
+        with contextlib.suppress(DtnbError): self.ask(r, "shut", 2, pairs=pairs)
 
 @patch
 def store(self: Session) -> str: return next((e.get("store") for e in EventReader(self.paths.launcher).read() if e.get("store")), "")
