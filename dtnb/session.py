@@ -63,7 +63,7 @@ class Cell:
     healed: bool = False                           # whether the group was looked after since
     healing: str = ""                              # what was done about it, in words
     stopped: bool = False                          # somebody interrupted it
-    seen: dict = field(default_factory=dict)       # rank -> where it was at the last look
+    seen: dict = field(default_factory=dict)       # rank -> its place at the last look
     looks: dict = field(default_factory=dict)      # rank -> how often it had not moved
     waiter: object = None                          # what hears of output that comes after the end
     finished: bool = False
@@ -84,7 +84,7 @@ class Cell:
 def exception(self: Cell) -> CellFailedError | None:
     "The root cause: the earliest failure that is not only the loss of a peer. None if there was none so far"
     for r in self.ranks:
-        if self.futures[r].done() and r not in self.failures and (told := _told(self.futures[r].result())): self.failures[r] = dict(told, rank=r) | (dict(peer_loss=True) if r in self.freed else {})
+        if self.futures[r].done() and r not in self.failures and (told := _told(self.futures[r].result())): self.failures[r] = dict(told, rank=r) | (dict(peer_loss=True) if r in self.freed and told["type"] in _OF_TORCH else {})
         if r in self.failures or self.futures[r].done(): continue
         if r in self.session.dead and not self.gone: self.failures[r] = self.session.dead[r]
         elif self.gone: self.failures[r] = self.session.dead.get(r) or dict(rank=r, type="Stopped", message=f"the session ended ({self.session.ended or 'restarted'})", t=0)
@@ -92,6 +92,8 @@ def exception(self: Cell) -> CellFailedError | None:
     if not failures: return None
     root, *rest = sorted(failures.values(), key=lambda f: (bool(f.get("peer_loss")), f.get("t", 0)))
     return CellFailedError(root, "\n".join(x for x in (_others(rest, self.stuck, self.freed), self.healing) if x), self.session.world_size)
+
+_OF_TORCH = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")   # what a rank raises that was freed
 
 def _told(reply) -> dict | None:
     "What a rank said of its failure; None if it has not failed"
@@ -102,7 +104,7 @@ def _told(reply) -> dict | None:
 def _others(rest, stuck, freed) -> str:
     by = {}
     for f in rest:
-        what = f"waited in {freed[f['rank']]}" if f["rank"] in freed else "lost a peer" if f.get("peer_loss") else in_words(f).split("\n")[0]
+        what = f"waited in {freed[f['rank']]}" if f["rank"] in freed and f.get("peer_loss") else "lost a peer" if f.get("peer_loss") else in_words(f).split("\n")[0]
         by.setdefault(what, []).append(f["rank"])
     for r, where in stuck.items(): by.setdefault(f"still in {where}", []).append(r)
     said = [f"{name(sorted(rs))}: {what}" for what, rs in by.items()]
@@ -303,7 +305,7 @@ def check_syntax(code: str):
     compile(plain, "cell", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 # %% ../nbs/session/25_session.ipynb #b3a44d26
-PATIENCE = .3   # seconds between a failure and the first look at the ranks that go on, and between looks
+PATIENCE = .15  # seconds between a failure and the first look at the ranks that go on, and between looks
 
 @patch
 def wait(self: Cell, timeout: float | None = None, each=None, period: float = .1) -> JobState:
@@ -313,7 +315,7 @@ def wait(self: Cell, timeout: float | None = None, each=None, period: float = .1
     left = itertools.count(len(self.futures) - 1, -1)
     for f in self.futures.values(): f.add_done_callback(lambda _: next(left) <= 0 and done.set())
     while self.pending and not self.finished:
-        if done.wait(period): break
+        if done.wait(min(period, PATIENCE / 3) if look else period): break
         self.session.listen()
         if each: each(self)
         if end is not None and time.monotonic() > end: raise JobTimeoutError(f"cell {self.number} still runs on {name(self.pending)} after {timeout:g} s; it goes on: wait again, or cancel() it")
@@ -336,9 +338,10 @@ def _behind_a_stuck_cell(self: Cell) -> bool:
 @patch
 def _free_the_rest(self: Cell):
     "Free ranks that wait for one that has failed; give up those that stay where they are all the same"
-    where = {r: self.session.where(r) for r in self.pending}
-    still = {r: w for r, w in where.items() if w and (w.waits or w == self.seen.get(r))}
-    self.seen = where
+    now = {r: self.session.place(r) for r in self.pending}
+    where = {r: w for r, (w, _) in now.items()}
+    still = {r: where[r] for r in now if where[r] and now[r] == self.seen.get(r)}
+    self.seen = now
     for r in self.pending: self.looks[r] = self.looks.get(r, 0) + (r in still)
     if fresh := [r for r in still if r not in self.freed]:
         self.session.free(fresh)
@@ -367,6 +370,12 @@ class Where:
     place: str
     waits: bool   # in torch.distributed, so for other ranks
     def __str__(self): return f"{self.function} ({self.place})"
+
+@patch
+def place(self: Session, rank: int) -> tuple[Where | None, dict]:
+    "Where a rank stands, and how many collectives it has begun: a rank whose place is twice the same has not moved"
+    try: return self.where(rank), self.ask(rank, "sequence", 2)
+    except DtnbError: return None, {}
 
 @patch
 def where(self: Session, rank: int) -> Where | None:
