@@ -180,7 +180,7 @@ def engine(init: str = "auto"):
     rank.channel.send(dict(op="frames"), fds=[r])
     os.close(r)
     here = shell = Shell(rank, Frames(w))
-    names = inject(rank.place, init)
+    names = inject(rank.place, init if not rank.attempt else "none")   # a rank that was started anew joins the others' next group
     shell.ns.update(names)
     shell.injected = {*shell.ns, "In", "Out", "get_ipython", "exit", "quit", "open"}
     worker.ANSWERS.update(complete=_complete, describe=_describe, who=_who, hold=_hold, connections=_connections, shut=_shut, sequence=_sequence, busy=_busy)

@@ -298,6 +298,18 @@ def _op_answer(self: Guard, channel, m):
     for fd in fds: os.close(fd)
 
 @patch
+def _op_respawn(self: Guard, channel, m):
+    "Start a dead rank of a session anew; what is known of its end is kept beside"
+    r, old = m["rank"], self.children.get(m["rank"])
+    if old is None or not old.gone: return
+    with contextlib.suppress(FileNotFoundError): os.replace(self.paths.error(r), self.paths.error(r).with_suffix(f".{int(old.died * 1000)}.json"))
+    from dtnb.rank.worker import main
+    os.environ["DTNB_ATTEMPT"] = str(int(os.environ.get("DTNB_ATTEMPT", 0)) + 1)
+    fd = os.pidfd_open(pid := self._fork(lambda: self._be_rank(main, r, self.spec.nproc_per_node)))
+    self.starters[fd] = pid
+    self.loop.register(fd, selectors.EVENT_READ, self._on_starter_gone)
+
+@patch
 def _op_signal(self: Guard, channel, m):
     "Send a signal to ranks, not to their children"
     for c in (self.children.get(r) for r in m["ranks"]):

@@ -99,6 +99,8 @@ def detach(session: Session, code: str, ranks=None, label="", quiet=False, count
 _CELL = _Parser("%%distributed")
 for _a, _k in {("--ranks", "-r"): {}, ("--name",): dict(default=""), ("--detach", "-d"): dict(action="store_true"), ("--pull",): {}, ("--push",): {}, ("--quiet", "-q"): dict(action="store_true")}.items(): _CELL.add_argument(*_a, **_k)
 
+_RESTART = _Parser("%dist restart")
+_RESTART.add_argument("--ranks")
 _START = _Parser("%dist start")
 _START.add_argument("-n", "--nproc", type=int)
 _START.add_argument("--init", default="auto")
@@ -112,7 +114,7 @@ HELP = """%dist start [-n 4] [--init auto|none|gloo|nccl]   start ranks that kee
 %dist attach [ID]                                 after a kernel restart: the ranks, as they are
 %dist interrupt                                   KeyboardInterrupt in the ranks
 s = %dist session                                 the dtnb.Session itself
-%dist restart                                     fresh ranks
+%dist restart [--ranks 2]                         fresh ranks: all of them, or some
 %dist stop                                        end the ranks"""
 
 # %% ../nbs/43_magic.ipynb #dc5b0170
@@ -213,9 +215,10 @@ class DistMagics(Magics):
 
     def _dist_restart(self, line):
         if self.session is None: raise UsageError("no ranks are running: %dist start -n 2")
-        t = time.monotonic()
-        self.session.restart()
-        print(f"{self._kind()} ready in {time.monotonic() - t:.1f} s; earlier variables are gone")
+        t, ranks = time.monotonic(), ranks_of(_RESTART.read(line).ranks)
+        todo = self.session.restart(ranks)
+        if ranks is None: print(f"{self._kind()} ready in {time.monotonic() - t:.1f} s; earlier variables are gone")
+        else: print(f"{name(ranks)} ready in {time.monotonic() - t:.1f} s, without variables; the others kept theirs" + (f"\n{todo}" if todo else ""))
 
     def _dist_attach(self, line):
         if self.session is not None and not self.session.ended: raise UsageError(f"{self.session.world_size} ranks are running: %dist stop ends them")

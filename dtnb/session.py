@@ -256,7 +256,7 @@ def check(self: Session, ranks):
     if not ranks: raise ValueError("no ranks were named")
     if self.ended or self.client is None: raise DtnbError(f"this session has ended ({self.ended or 'closed'}): start another with %dist start")
     if odd := [r for r in ranks if r not in range(self.world_size)]: raise ValueError(f"{name(odd)} is not in this session: it has ranks 0 to {self.world_size - 1}")
-    if self.dead: raise DtnbError("; ".join(f"rank {r} is gone: {in_words(d)}" for r, d in sorted(self.dead.items())) + ". Nothing runs on a part of the ranks: %dist restart gives you fresh ones")
+    if self.dead: raise DtnbError("; ".join(f"rank {r} is gone: {in_words(d)}" for r, d in sorted(self.dead.items())) + f". Nothing runs on a part of the ranks: %dist restart gives you fresh ones, %dist restart --ranks {','.join(map(str, sorted(self.dead)))} only these")
     busy = {r: c for c in self.cells.values() if c.stuck or not c.finished for r in c.pending if r in ranks}
     if any(c.stuck for c in busy.values()): raise DtnbError(f"{name(sorted(busy))} {'is' if len(busy) == 1 else 'are'} still in cell {next(iter(busy.values())).number} ({', '.join(sorted(set(next(iter(busy.values())).stuck.values())))}): %dist restart gives you fresh ranks")
 
@@ -669,9 +669,32 @@ def close(self: Session, timeout: float = 10):
     self.ended = self.ended or "closed"
 
 @patch
-def restart(self: Session, timeout: float = 60):
-    "Fresh ranks of the same kind; all variables are gone"
+def restart(self: Session, ranks=None, timeout: float = 60) -> str:
+    "Fresh ranks of the same kind; their variables are gone. With `ranks`, only those; the others keep theirs, and all have a new process group. Returns what else there is to do, in words"
+    if ranks is not None: return self._restart_some(sorted(set(ranks)), time.monotonic() + timeout)
     self.close()
     self.cells, self.dead, self.ended = {}, {}, ""
     self.client = self.control = None
     self._start(time.monotonic() + timeout)
+    return ""
+
+@patch
+def _restart_some(self: Session, ranks, end):
+    self.hear()
+    if odd := [r for r in ranks if r not in self.ranks]: raise ValueError(f"{name(odd)} is not in this session: it has ranks 0 to {self.world_size - 1}")
+    if left := sorted(set(self.dead) - set(ranks)): raise DtnbError(f"{name(left)} {'is' if len(left) == 1 else 'are'} gone, too: restart {name(sorted({*left, *ranks}))}")
+    self._tell(dict(op="signal", ranks=[r for r in ranks if r not in self.dead], signal="SIGKILL"))
+    while set(ranks) - set(self.dead):
+        if time.monotonic() > end: raise DtnbError(f"{name(ranks)} did not end in time")
+        time.sleep(.01)
+        self.hear()
+    for c in self.cells.values(): c.exception()          # cells that ran on them have failed, for good
+    for r in ranks:
+        del self.dead[r], self.engines[r]
+        self._tell(dict(op="respawn", rank=r))
+    self._until(end, self._knock, f"an answer of {name(ranks)}")
+    if self.init == "none": return ""
+    self.free(self.ranks)                                # whoever waits for the dead
+    self.generation += 1
+    said = self._apply(self.ranks, max(1, end - time.monotonic()), renew, self.generation)
+    return "\n".join(sorted({words for held in said for words in held.values()}))

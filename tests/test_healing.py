@@ -127,3 +127,18 @@ def test_a_long_computation_is_not_disturbed(s):
     cell = s.send("if rank == 1: raise ValueError('early')\nend = time.monotonic() + 4\nwhile time.monotonic() < end: pass\nprint('computed')")
     assert cell.wait(30) == "failed" and cell.text(0) == "computed\n" and cell.exception().rank == 1
     works(s)
+
+
+@pytest.mark.parametrize("how", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
+def test_a_dead_rank_alone_is_started_anew(s, how):
+    "The others keep their variables, and all have a new process group"
+    s.run("kept = rank\nimport os", timeout=30)
+    with pytest.raises(dtnb.CellFailedError): s.run(f"if rank == 1: {how}\ndist.barrier()", timeout=30)
+    with pytest.raises(dtnb.DtnbError, match="%dist restart --ranks 1 only these"): s.run("1")
+    s.restart([1])
+    assert s.run("globals().get('kept')", timeout=30).result() == {0: 0, 1: None, 2: 2}
+    s.run("kept = rank", timeout=30)
+    works(s)
+    s.restart([0, 2])                                       # ranks that are well can be replaced, too
+    s.run("kept = rank", timeout=30)
+    works(s)
