@@ -308,6 +308,7 @@ def _op_respawn(self: Guard, channel, m):
     fd = os.pidfd_open(pid := self._fork(lambda: self._be_rank(main, r, self.spec.nproc_per_node)))
     self.starters[fd] = pid
     self.loop.register(fd, selectors.EVENT_READ, self._on_starter_gone)
+    self.say(JobState.RUNNING, f"rank {r} is started anew", anew=r)
 
 @patch
 def _op_signal(self: Guard, channel, m):

@@ -19,7 +19,7 @@ from .event import Event, EventKind, EventReader
 from .fold import Item, name
 from .guard import LEFT
 from .handle import Job
-from .job import jobs_dir, DtnbError, JobState, JobTimeoutError, LaunchError, RankFailedError
+from .job import DtnbError, JobState, JobTimeoutError, LaunchError, RankFailedError, jobs_dir
 from .launchers.launcher import launch_on, open_job
 from .rank.collectives import between
 from .reader import JobReader, in_words
@@ -135,16 +135,17 @@ class Session:
 
     def _start(self, end):
         self.job = launch_on(self.on, engine, (), dict(init=self.init), keep_siblings=True, companion=COMPANION, lease=self.lease, name=self.name)
-        self._open(end)
+        try: self._open(end)
+        except BaseException:
+            self.close()
+            raise
 
     def _open(self, end):
         "Connect to the job's ranks"
         self.paths, self.launcher_events = self.job.paths, EventReader(self.job.paths.launcher)
         self.readers = {r: EventReader(self.paths.output_index(r)) for r in range(self.world_size)}
-        try: self._connect(end)
-        except BaseException:
-            self.close()
-            raise
+        self._connect(end)
+        self.pid = os.getpid()
         _open.add(self)
 
     @property
@@ -163,7 +164,7 @@ _open = weakref.WeakSet()
 def close_all():
     "Close this process's sessions, unless it is a kernel that restarts: the next one can attach to them"
     for s in list(_open):
-        if not s.outlives: s.close()
+        if not s.outlives and s.pid == os.getpid(): s.close()   # a forked child of the kernel has no say
 
 Session.outlives = False   # set when the kernel restarts
 
@@ -180,7 +181,7 @@ def _connect(self: Session, end):
     self._until(end, lambda: found.exists() and found.read_text().endswith("}"), "its controller")
     info = json.loads(found.read_text()) | dict(task_scheme="leastload")   # told "pure", a client (9.2) closes a socket under its own loop when engines register out of order
     self.client = self._until(end, lambda: self._reach_controller(info), "an answer of its controller")
-    self._until(end, lambda: len(self.client.ids) == self.world_size, "all ranks")
+    self._until(end, lambda: len(self.client.ids) >= self.world_size, "all ranks")   # an engine whose rank died stays in the list
     self.engines = {}                                    # rank -> engine id, which is ipyparallel's; nobody sees it
     self._until(end, self._knock, "an answer of every rank")
     threading.Thread(target=self._listen_aside, args=(self.client,), name=f"dtnb-session-{self.id}", daemon=True).start()
@@ -246,6 +247,7 @@ def hear(self: Session):
     "Take in what the guard has said: deaths, and the end"
     with self.lock: events = self.launcher_events.read()
     for e in events:
+        self.dead.pop(e.get("anew"), None)
         if e.kind == EventKind.ERROR: self.dead[e.get("rank", e.rank)] = dict(e.data, rank=e.get("rank", e.rank), t=e.t)
         if e.kind == EventKind.STATE and JobState(e.get("state", "running")).ended: self.ended = e.get("reason") or e.get("state")
 

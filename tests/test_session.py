@@ -719,7 +719,8 @@ def test_ranks_outlive_a_kernel_restart(tmp_path):
 
 
 def test_attach_after_a_killed_kernel():
-    code = "import os, signal\nfrom dtnb.session import Session\ns = Session(2)\ns.run('kept = rank + 40')\nprint(s.id, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    "Also if one of its ranks had died and was started anew"
+    code = "import os, signal\nfrom dtnb.session import Session\ns = Session(2)\ns.restart([1])\ns.run('kept = rank + 40')\nprint(s.id, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     with pytest.raises(dtnb.DtnbError, match="is not a session that waits"): Session.attach("no-such-one")
     s = Session.attach(done.stdout.strip())
