@@ -8,13 +8,13 @@ __all__ = ['HELP', 'ranks_of', 'names_of', 'Interrupted', 'Refused', 'BadSyntax'
            'NbDistributedMagics', 'load', 'unload']
 
 # %% ../nbs/43_magic.ipynb #e9f5f967
-import argparse, contextlib, os, shlex, sys, threading, time
+import argparse, contextlib, shlex, threading, time
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from .fold import name
-from .job import DtnbError, JobState
+from .job import DtnbError
 from .session import Cell, CellFailedError, Session, check_syntax, running
 from .widgets.cell import CellDisplay, write
 
@@ -60,7 +60,7 @@ def shortly(count: int = 0):
     "Errors that a person can mend are shown without our own lines"
     try: yield
     except CellFailedError: raise
-    except DtnbError as err: raise Refused(str(err)) from None
+    except (DtnbError, ValueError, TypeError) as err: raise Refused(str(err)) from None
     except SyntaxError as err:
         text, at = (err.text or "").rstrip("\n"), (err.offset or 1) - 1
         raise BadSyntax(f"  Cell In[{count}], line {err.lineno}\n    {text}\n    {' ' * at}^\n\x1b[31mSyntaxError\x1b[0m: {err.msg}") from None
@@ -96,14 +96,15 @@ def detach(session: Session, code: str, ranks=None, label="", quiet=False, count
     return cell
 
 # %% ../nbs/43_magic.ipynb #2fe18858
-_CELL = _Parser("%%distributed")
-for _a, _k in {("--ranks", "-r"): {}, ("--name",): dict(default=""), ("--detach", "-d"): dict(action="store_true"), ("--pull",): {}, ("--push",): {}, ("--quiet", "-q"): dict(action="store_true")}.items(): _CELL.add_argument(*_a, **_k)
+def _parser(word: str, /, **options) -> _Parser:
+    "`options`: the long name of each, its short name or None, and whether it is a switch"
+    p = _Parser(word)
+    for long, (short, switch) in options.items(): p.add_argument(f"--{long}", *([short] if short else []), **(dict(action="store_true") if switch else {}))
+    return p
 
-_RESTART = _Parser("%dist restart")
-_RESTART.add_argument("--ranks")
-_START = _Parser("%dist start")
-_START.add_argument("-n", "--nproc", type=int)
-_START.add_argument("--init", default="auto")
+_CELL = _parser("%%distributed", ranks=("-r", False), name=(None, False), detach=("-d", True), pull=(None, False), push=(None, False), quiet=("-q", True))
+_RESTART = _parser("%dist restart", ranks=(None, False))
+_START = _parser("%dist start", nproc=("-n", False), init=(None, False))
 
 HELP = """%dist start [-n 4] [--init auto|none|gloo|nccl]   start ranks that keep their variables
 %dist status                                      what they are and do
@@ -156,7 +157,7 @@ class DistMagics(Magics):
         --quiet   show no output
         """
         a = _CELL.read(line)
-        return self._run(cell, line, ranks_of(a.ranks), a.name, a.detach, names_of(a.push), names_of(a.pull), a.quiet)
+        return self._run(cell, line, ranks_of(a.ranks), a.name or "", a.detach, names_of(a.push), names_of(a.pull), a.quiet)
 
     @cell_magic
     def rank(self, line, cell):
@@ -201,7 +202,8 @@ class DistMagics(Magics):
     def _dist_help(self, line): print(HELP)
     def _dist_start(self, line):
         a = _START.read(line)
-        self.start(a.nproc, a.init)
+        if a.nproc is not None and not a.nproc.isdigit(): raise UsageError(f"%dist start -n {a.nproc}: -n is a number of ranks")
+        self.start(a.nproc and int(a.nproc), a.init or "auto")
 
     def _has(self) -> Session:
         if self.session is None or self.session.ended: raise UsageError("no ranks are running: %dist start -n 2")

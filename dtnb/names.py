@@ -6,7 +6,7 @@
 __all__ = ['lookup', 'attribute', 'complete', 'names_of', 'kind', 'brief', 'describe', 'own_names']
 
 # %% ../nbs/session/22_names.ipynb #2664da81
-import builtins, inspect, keyword, re, sys, types
+import builtins, inspect, keyword, re, types
 
 # %% ../nbs/session/22_names.ipynb #a65f7f17
 _NOTHING = object()

@@ -1,5 +1,5 @@
 "A rank fails while others wait for it: the cause is told, the others are freed, and the next cell's collectives work."
-import re, socket, threading, time
+import socket, time
 
 import pytest
 

@@ -602,7 +602,8 @@ BOOK = dict(
     timer="import os, signal, threading\nthreading.Timer(3, os.kill, (os.getpid(), signal.SIGINT)).start()",
     interrupted="%%distributed\nkept = 1\nimport time\ntime.sleep(600)", kept="%%distributed\nprint('kept', kept)",
     auto="%dist auto on", auto_cell="there = rank\nprint('auto', there)", auto_local="%%local\nprint(x, 'there' in globals())", auto_magic="%dist status", auto_off="%dist auto off", auto_after="x, 'there' in globals()",
-    stuck="%%distributed\nif rank == 1: raise KeyError('gone')\ndist.barrier()", refused="%%distributed\n1", restart="%dist restart", restarted="%%distributed\nprint('fresh', 'kept' in globals())",
+    waits="%%distributed\nif rank == 1: raise KeyError('gone')\ndist.barrier()", healed="%%distributed\ndist.barrier()\nprint('healed')",
+    dies="%%distributed\nimport os\nif rank == 1: os._exit(3)", refused="%%distributed\n1", restart="%dist restart", restarted="%%distributed\nprint('fresh', 'kept' in globals())",
     stop="%dist stop", stopped="%dist status", unload="%unload_ext dtnb", unloaded="%%distributed\n1", same=f"before == ({STATE})")
 
 
@@ -621,7 +622,7 @@ def book(tmp_path_factory):
     syntax=r"SyntaxError", odd_push="'nowhere' is not a variable of this notebook", odd_option="--rnaks", odd_word="%dist has no 'strat'", odd_rank="rank 7 is not in this session: it has ranks 0 to 1", second="2 ranks are running: %dist stop",
     interrupted="interrupted: the ranks have stopped, their variables are kept", kept="^ranks 0-1 │ kept 1\n$",
     auto="every cell runs on the ranks now", auto_cell="^rank 0 │ auto 0\nrank 1 │ auto 1\n$", auto_local="^the notebook's False\n$", auto_magic="every cell runs on the ranks", auto_off="cells run in the notebook again", auto_after="the notebook's\", False",
-    stuck=r"KeyError[^$]*rank 0: still in barrier", refused="%dist restart gives you fresh ranks", restart=r"2 ranks \(gloo on CPU\) ready in .* earlier variables are gone", restarted="^ranks 0-1 │ fresh False\n$",
+    waits=r"KeyError[^$]*rank 0: waited in barrier[^$]*new process group", healed="^ranks 0-1 │ healed\n$", dies="exit code 3", refused="rank 1 is gone: .*%dist restart gives you fresh ones", restart=r"2 ranks \(gloo on CPU\) ready in .* earlier variables are gone", restarted="^ranks 0-1 │ fresh False\n$",
     stop="the ranks are gone", stopped="no ranks are running", unload="^$", unloaded="UsageError: Cell magic `%%distributed` not found", same="^True\n$").items())
 def test_magics(book, cell, pattern): assert re.search(pattern, book[cell]), book[cell]
 

@@ -84,6 +84,8 @@ class Zygote:
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
         self.made_from, self.channel, self.ready = fingerprint(), Channel(ours), None
+        for old in runtime_dir().glob("zygote-*.log"):                # of kernels that were killed
+            if start_time(old.name.split("-")[1]) is None: old.unlink(missing_ok=True)
         self.log = runtime_dir() / f"zygote-{os.getpid()}-{theirs.fileno()}.log"
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen([sys.executable, "-m", "dtnb.zygote", str(theirs.fileno()), json.dumps(PRELOAD), json.dumps(LATER)], pass_fds=[theirs.fileno()],
