@@ -731,3 +731,24 @@ def test_attach_after_a_killed_kernel():
         s.restart()
         assert s.run("dist.get_world_size()", timeout=30).result() == {0: 2, 1: 2}
     finally: s.close()
+
+
+def test_completion_and_inspection_in_a_kernel(tmp_path):
+    "What an editor asks, answered from rank 0 in a cell for the ranks, and from the kernel elsewhere"
+    from jupyter_client.manager import start_new_kernel
+    manager, client = start_new_kernel(env=os.environ | dict(IPYTHONDIR=str(tmp_path)))
+    run = lambda code: client.execute_interactive(code, timeout=60, output_hook=lambda m: None)["content"]
+    try:
+        assert run("%load_ext dtnb\n%dist start -n 2\nweights = 'of the kernel'")["status"] == "ok"
+        assert run("%%distributed\nweights = torch.zeros(2, 3)\nclass Slow:\n    @property\n    def asked(self): raise SystemError('a property was evaluated')\nslow = Slow()")["status"] == "ok"
+        def inspect(code): return client.inspect(code, len(code), reply=True, timeout=30)["content"]["data"].get("text/plain", "")
+        def complete(code): return client.complete(code, len(code), reply=True, timeout=30)["content"]["matches"]
+        assert "(2, 3)" in inspect("%%distributed\nweights") and "of the kernel" in plain(inspect("weights"))
+        assert "weights" in complete("%%distributed\nweig") and "asked" in complete("%%rank 0\nslow.as")
+        assert "slow" not in complete("slo")
+        run("%dist auto on")
+        assert "weights" in complete("y = weig") and "(2, 3)" in inspect("weights")
+        assert run("%unload_ext dtnb")["status"] == "ok" and "of the kernel" in plain(inspect("weights"))
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=False)
