@@ -71,18 +71,27 @@ class Shell:
         sys.stderr.flush()
         self.frames.put(RICH, self.cells.here(), json.dumps(dict(display=kind, content=content), default=str).encode())
 
+    def on_interrupt(self, signum, frame):
+        "SIGINT is for the cell that runs; between cells there is nothing to interrupt"
+        if self.busy: raise KeyboardInterrupt
+
     async def run(self, execute, args, kwargs, cell: dict):
         "Around one `do_execute`"
         n, shell = cell["cell"], self.kernel.shell
-        self.cells.now, self.busy, told, began = n, True, None, time.monotonic()
+        self.cells.now, told, began = n, None, time.monotonic()
         self.frames.put(BEGIN, n)
         self.rank.writer.write(EventKind.STATE, state=JobState.RUNNING, cell=n)
         shell.execution_count = cell.get("count", shell.execution_count)
         self.ns.pop(f"_{shell.execution_count}", None)                       # an earlier cell's value is not this one's
         try:
-            try: reply = await execute(*args, **kwargs)
-            except Exception as err:                                         # IPython itself failed; a reply must come all the same
-                reply = dict(status="error", ename=type(err).__name__, evalue=str(err), traceback=traceback.format_exc().split("\n"))
+            try:
+                self.busy = True                                             # from here on, an interrupt is for the cell
+                reply = await execute(*args, **kwargs)
+                self.busy = False
+            except BaseException as err:                                     # IPython itself failed, or was interrupted; a reply must come all the same
+                self.busy = False
+                reply = dict(status="error", ename=type(err).__name__, evalue=str(err), traceback=traceback.format_exc().split("\n"), engine_info=self.kernel.get_engine_info(method="execute"),
+                             execution_count=shell.execution_count, user_expressions={}, payload=[])
             for page in reply.get("payload") or ():
                 if page.get("source") == "page": self.show("display_data", dict(data=page["data"], metadata={}, transient={}))   # `name?`
             if reply["status"] == "error": told = self._failure(reply, kwargs.get("code", ""))
@@ -148,7 +157,7 @@ def _wake_on_signals():
 def _make_engine(shell: Shell, args):
     from ipyparallel.engine.app import IPEngine
     class Engine(IPEngine):
-        def init_signal(self): signal.signal(signal.SIGINT, lambda *_: None)   # between cells; a cell has Python's own handler
+        def init_signal(self): signal.signal(signal.SIGINT, shell.on_interrupt)
 
         def redirect_output(self, iopub):
             "Called when the kernel is there, just before it starts"
@@ -157,6 +166,7 @@ def _make_engine(shell: Shell, args):
             tap = _Tap(self.session, iopub, shell.show)
             kernel.iopub_socket = kernel.shell.display_pub.pub_socket = kernel.shell.displayhook.pub_socket = tap
             kernel._abort_queues = lambda *_: None          # the cell after one that failed runs
+            kernel.pre_handler_hook = kernel.post_handler_hook = lambda: None   # they would let an interrupt through that ends the engine (ipykernel 7.4)
             kernel.raw_input = kernel.getpass = _refuse_input
             execute = kernel.do_execute
             async def do_execute(*args, **kwargs):

@@ -348,7 +348,8 @@ def test_a_cell_that_waits_behind_one_that_fails(s):
 
 def test_a_rank_that_will_not_stop(s):
     "It holds the GIL: nobody hears the interrupt, and no thread beside it answers"
-    cell, behind = s.send("import ctypes\nctypes.PyDLL(None).sleep(600)", 0), s.send("print('behind')")
+    cell, behind = s.send("print('adding', flush=True)\nsum(range(10 ** 13))", 0), s.send("print('behind')")
+    heard(cell, 0, "adding")
     assert cell.cancel(3) == "failed" and cell.stuck and "did not stop" in str(cell.exception())
     assert behind.wait(6) == "failed"
     with pytest.raises(dtnb.DtnbError, match="rank 0 is still in cell .*%dist restart"): s.send("1")
@@ -426,6 +427,17 @@ def test_interrupts_between_cells_do_nothing(s):
     s.run("kept = 1")
     for _ in range(5): s.interrupt(); time.sleep(.05)
     assert s.run("kept").result() == {0: 1, 1: 1}
+
+
+def test_interrupts_at_any_moment(s):
+    "Before a cell has begun, in it, and after its end: it is interrupted or not, but no rank is lost"
+    for i in range(60):
+        cell = s.send("for _ in range(2000): pass")
+        time.sleep(i % 12 / 1500)
+        s.interrupt()
+        cell.wait(10)
+        assert not cell.exception() or cell.exception().told["type"] in ("KeyboardInterrupt", "CancelledError"), str(cell.exception())
+    assert s.run("rank", timeout=10).result() == {0: 0, 1: 1} and not s.dead
 
 
 def test_cancel_of_a_cell(s):
