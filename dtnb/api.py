@@ -7,16 +7,15 @@ __all__ = ['launch', 'attach', 'jobs']
 
 # %% ../nbs/40_api.ipynb #25b43b2b
 import contextlib, sys, threading, time
-from pathlib import Path
 
 from fastcore.basics import patch
 
 from .channel import connect
-from .event import Event, EventReader
+from .event import Event
 from .handle import Job
 from .job import DtnbError, JobState, jobs_dir
 from .launchers.launcher import launch_on, open_job
-from .reader import JobReader
+from .reader import opening
 
 # %% ../nbs/40_api.ipynb #cae8cfd6
 def launch(fn, *args, on=None, **kwargs) -> Job:
@@ -51,10 +50,9 @@ class _Live:
 
     def _connect(self):
         self.next = time.monotonic() + .5
-        said = EventReader(self.job.paths.launcher).read()
-        with contextlib.suppress(OSError, TypeError):
-            if said and said[0].get("address"):
-                self.channel = connect(said[0].get("address"), .2)
+        with contextlib.suppress(OSError):
+            if address := opening(self.job.paths).get("address"):
+                self.channel = connect(address, .2)
                 self.channel.send(dict(op="watch"))
 
     def close(self):

@@ -15,7 +15,8 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from .fold import name
 from .job import DtnbError
-from .session import Cell, CellFailedError, Session, check_syntax, running
+from .cell import Cell, CellFailedError
+from .session import Session, check_syntax, running
 from .widgets.cell import CellDisplay, write
 
 # %% ../nbs/43_magic.ipynb #1c3571df
@@ -220,7 +221,7 @@ class DistMagics(Magics):
         t, ranks = time.monotonic(), ranks_of(_RESTART.read(line).ranks)
         todo = self.session.restart(ranks)
         if ranks is None: print(f"{self._kind()} ready in {time.monotonic() - t:.1f} s; earlier variables are gone")
-        else: print(f"{name(ranks)} ready in {time.monotonic() - t:.1f} s, without variables; the others kept theirs" + (f"\n{todo}" if todo else ""))
+        else: print(f"{name(ranks)} ready in {time.monotonic() - t:.1f} s, without variables; the others kept theirs" + "".join(f"\n{t}" for t in todo))
 
     def _dist_attach(self, line):
         if self.session is not None and not self.session.ended: raise UsageError(f"{self.session.world_size} ranks are running: %dist stop ends them")

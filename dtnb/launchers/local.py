@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import Path
 
 from ..channel import Channel, connect
-from ..event import Event, EventKind, EventReader
+from ..event import Event, EventKind
 from ..guard import start_time
 from ..handle import Job
 from ..job import JobPaths, JobSpec, JobState, LaunchError, make_private, runtime_dir, write_atomic
 from .launcher import Launcher
-from ..reader import tail
+from ..reader import opening, tail
 
 PRELOAD = ["torch", "torch.utils.data", "torch.nn.parallel", "torch.distributed.launcher.api", "torch.multiprocessing", "accelerate", "IPython",
            "dtnb.guard", "dtnb.rank.worker", "dtnb.rank.adapters", "dtnb.launchers.local"]
@@ -185,21 +185,19 @@ class Local(Launcher):
 
     def poll(self, job):
         "A job whose guard is gone without a last word is lost"
-        said = EventReader(job.paths.launcher).read()
-        who = said[0].data if said else None
+        who = opening(job.paths)
         pid, start, host = (who["guard"], who["guard_start"], who["host"]) if who else (job.spec.starter[k] for k in ("pid", "start", "host"))
         if host != socket.gethostname() or start_time(pid) == start: return []
-        if who is None and EventReader(job.paths.launcher).read() or job.reader.poll().state.ended: return []   # it spoke while we looked
+        if not who and opening(job.paths) or job.reader.poll().state.ended: return []   # it spoke while we looked
         what = f"its guard (process {pid} on {host}) is gone without a last word" if who else f"the process that was to start it ended first:\n{tail(job.paths.launcher_log)}"
         return [Event(EventKind.STATE, time.time(), data=dict(state=JobState.LOST, reason=what))]
 
     def stop(self, job, reason):
         for _ in range(100):
-            said = EventReader(job.paths.launcher).read()
-            if said or job.state.ended: break
+            if (who := opening(job.paths)) or job.state.ended: break
             time.sleep(.1)                                # asked before the zygote was warm
-        if not said: return
+        if not who: return
         with contextlib.suppress(OSError):                # the guard has just ended by itself
-            channel = connect(said[0].get("address"))
+            channel = connect(who["address"])
             channel.send(dict(op="cancel", reason=reason))
             channel.close()

@@ -9,7 +9,7 @@ __all__ = ['SOON', 'Page', 'CellDisplay', 'tail', 'write']
 import re, sys, time
 
 from ..fold import Item, fold, name, shown
-from ..session import Cell
+from ..cell import Cell
 from .progress import ProgressDisplay, static
 
 SOON = .4  # seconds before a running cell is drawn
