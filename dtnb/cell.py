@@ -51,7 +51,7 @@ class Cell:
     @property
     def gone(self) -> bool: return bool(self.session.ended) or self.session.job.id != self.job_id   # with its session
     @property
-    def pending(self) -> list[int]: return [] if self.gone else [r for r in self.ranks if not self.futures[r].done() and r not in self.session.dead]
+    def pending(self) -> list[int]: return [] if self.gone else [r for r in self.ranks if not self.futures[r].done() and r not in self.session.dead and r not in self.failures]
     @property
     def state(self) -> JobState:
         if self.pending and not self.finished: return JobState.RUNNING
@@ -171,7 +171,7 @@ def stop(self: Cell):
     "KeyboardInterrupt in the ranks that still run this cell; a second later, those that wait for other ranks are freed"
     if not self.pending: return
     self.stopped, end = True, time.monotonic() + 1
-    self.session.interrupt(self.pending)
+    self.session.interrupt(self.pending, self.number)
     while self.pending and time.monotonic() < end: time.sleep(.02)
     if waiting := self.pending:
         self.freed |= {r: str(self.session.where(r) or "native code") for r in waiting}
@@ -182,8 +182,9 @@ def cancel(self: Cell, timeout: float = 5) -> JobState:
     "Stop the ranks that still run this cell, and wait until they have"
     self.stop()
     with contextlib.suppress(JobTimeoutError): return self.wait(timeout)
-    self.stuck, self.finished = {r: str(self.session.where(r) or "native code") for r in self.pending}, True
-    return self.state
+    late = [r for r in self.pending if self.session.ask_all([r], "busy", .5).get(r, {}).get("cell", self.number) == self.number]
+    if late: self.stuck, self.finished = {r: str(self.session.where(r) or "native code") for r in late}, True
+    return self.state                                    # one that is still to come will be over when it begins
 
 # %% ../nbs/session/27_cell.ipynb #8e256521
 @patch

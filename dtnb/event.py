@@ -6,7 +6,7 @@
 __all__ = ['EventKind', 'Event', 'EventWriter', 'EventReader']
 
 # %% ../nbs/00_event.ipynb #82fdf9c8
-import json, os, time
+import contextlib, json, os, time
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -86,6 +86,11 @@ class EventReader:
         whole = chunk[:chunk.rfind(b"\n") + 1]
         self.offset += len(whole)
         return [e for line in whole.splitlines() if (e := self._parse(line)) is not None]
+
+    def skip(self) -> "EventReader":
+        "Read on from here: what is there already is not wanted"
+        with contextlib.suppress(OSError): self.offset = os.stat(self.path).st_size
+        return self
 
     def _parse(self, line):
         try: return Event.from_json(line)

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['GRACE', 'LINGER', 'LEFT', 'start_time', 'zombie_code', 'children_of', 'descendants', 'Guard', 'sockets', 'umask',
-           'describe_exit', 'guard_main']
+           'oom_kills', 'describe_exit', 'guard_main']
 
 # %% ../nbs/rank/14_guard.ipynb #e4ea1b41
 import contextlib, ctypes, json, os, selectors, shutil, signal, socket, sys, time, traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -69,6 +69,8 @@ class _Child:
     pidfd: int
     said: str = ""            # "done" or "failed", when it said so
     gone: bool = False        # its process ended
+    oom: bool | None = None   # whether it ended for want of memory, where the kernel says so
+    leaving: bool = False     # a smaller session has no place for it
     died: float = 0.0         # Unix time when that was seen
     log: int = -1             # output.log
     index: EventWriter | None = None
@@ -103,7 +105,7 @@ def _keep(child, stream, cell, data, now):
 # %% ../nbs/rank/14_guard.ipynb #d344d648
 class Guard:
     "Runs one host's ranks from start to end"
-    def __init__(self, root, gpus: int = 0):
+    def __init__(self, root, gpus: int = 0, locks=()):
         self.paths = JobPaths(Path(root))
         self.spec = JobSpec.from_json(self.paths.spec.read_text())
         self.gpus, self.host, self.loop = gpus, socket.gethostname(), selectors.DefaultSelector()
@@ -114,6 +116,7 @@ class Guard:
         self.cancelled, self.swept = "", False # the reason, when somebody asked to stop; whether everything was killed
         self.deadline = self.failed_t = None   # when everything is killed (monotonic); when a rank first failed (Unix)
         self.holders, self.left, self.alone = [], time.monotonic(), False  # of a session: the kernels that use it; when the last one left; whether one has
+        self.locks, self.oom = list(locks), oom_kills()  # descriptors, one a GPU; what was known of memory when it began
         self.askers, self.finished = {}, False # question -> who asked it; whether the end was asked for and is no failure
 
     def say(self, state: JobState, reason="", **more):
@@ -206,8 +209,14 @@ def start(self: Guard, drive):
     n = self.spec.nproc_per_node
     if n > 1 and not self.spec.keep_siblings: pids = [self._fork(lambda: self._drive(drive, main))]
     else: pids = [self._fork(lambda r=r: self._be_rank(main, r, n)) for r in range(n)]
-    self.starters = {os.pidfd_open(pid): pid for pid in pids}
-    for fd in self.starters: self.loop.register(fd, selectors.EVENT_READ, self._on_starter_gone)
+    self._watch_starters(pids)
+
+@patch
+def _watch_starters(self: Guard, pids):
+    for pid in pids:
+        fd = os.pidfd_open(pid)
+        self.starters[fd] = pid
+        self.loop.register(fd, selectors.EVENT_READ, self._on_starter_gone)
 
 @patch
 def _be_rank(self: Guard, main, local_rank, n):
@@ -303,12 +312,43 @@ def _op_respawn(self: Guard, channel, m):
     r, old = m["rank"], self.children.get(m["rank"])
     if old is None or not old.gone: return
     with contextlib.suppress(FileNotFoundError): os.replace(self.paths.error(r), self.paths.error(r).with_suffix(f".{int(old.died * 1000)}.json"))
+    self._start_anew([r])
+    self.say(JobState.RUNNING, f"rank {r} is started anew", anew=r)
+
+@patch
+def _start_anew(self: Guard, ranks):
+    "Fork ranks that come later than the others, whose process group they join when it is renewed"
     from dtnb.rank.worker import main
     os.environ["DTNB_ATTEMPT"] = str(int(os.environ.get("DTNB_ATTEMPT", 0)) + 1)
-    fd = os.pidfd_open(pid := self._fork(lambda: self._be_rank(main, r, self.spec.nproc_per_node)))
-    self.starters[fd] = pid
-    self.loop.register(fd, selectors.EVENT_READ, self._on_starter_gone)
-    self.say(JobState.RUNNING, f"rank {r} is started anew", anew=r)
+    self._watch_starters([self._fork(lambda r=r: self._be_rank(main, r, self.spec.nproc_per_node)) for r in ranks])
+
+@patch
+def _op_resize(self: Guard, channel, m):
+    "More ranks of a session, or fewer: then the last ones end. With the descriptors of more GPUs' locks"
+    n, before = m["nproc"], self.spec.nproc_per_node
+    self.locks += channel.take(m)
+    self.spec = replace(self.spec, nproc_per_node=n, options=self.spec.options | dict(nproc=n))
+    write_atomic(self.paths.spec, self.spec.to_json())
+    self._start_anew(range(before, n))
+    for r in range(n, before):
+        c = self.children[r]
+        c.leaving = True
+        if c.gone: self._left(c)
+        else: os.kill(c.pid, signal.SIGKILL)
+    if n > before: self._resized()
+
+@patch
+def _left(self: Guard, c):
+    "A rank that a smaller session has no place for has ended"
+    del self.children[c.rank]
+    with contextlib.suppress(FileNotFoundError): os.unlink(self.paths.error(c.rank))
+    if not any(c.leaving for c in self.children.values()): self._resized()
+
+@patch
+def _resized(self: Guard):
+    n = self.spec.nproc_per_node
+    while len(self.locks) > n: os.close(self.locks.pop())   # these GPUs are free
+    self.say(JobState.RUNNING, f"there are {n} ranks now", world=n)
 
 @patch
 def _op_signal(self: Guard, channel, m):
@@ -395,6 +435,8 @@ def _on_gone(self: Guard, key, c):
     self._close_fd(c.pidfd)
     c.gone, c.died = True, time.time()
     if (code := zombie_code(c.pid)) is not None: self.codes.setdefault(c.pid, code)
+    now = oom_kills()
+    c.oom, self.oom = (None if now is None else now > self.oom), now
     if self.spec.keep_siblings: self._one_died(c)
     if c.said != "done": self._someone_failed()
 
@@ -404,6 +446,7 @@ def _one_died(self: Guard, c):
     with contextlib.suppress(ProcessLookupError, PermissionError): os.killpg(c.pid, signal.SIGKILL)
     for fd in list(c.pipes): self._on_output(selectors.SelectorKey(fd, fd, 0, None), c)
     _index(c)
+    if c.leaving: return self._left(c)
     if self.cancelled: return
     if c.said == "failed": self.writer.write(EventKind.ERROR, **json.loads(self.paths.error(c.rank).read_text()))
     else: self._record_death(c, False)
@@ -427,13 +470,26 @@ def _on_starter_gone(self: Guard, key):
 @patch
 def _note_exit(self: Guard, pid, status): self.codes[pid] = os.waitstatus_to_exitcode(status)
 
+# %% ../nbs/rank/14_guard.ipynb #ef213eb0
+def _count(text: str) -> int | None: return next((int(n) for word, n in (l.split() for l in text.splitlines()) if word == "oom_kill"), None)
+
+def oom_kills(proc: str = "/proc/self/cgroup") -> int | None:
+    "How often the kernel has killed for want of memory in this control group, else on this machine; None where it doesn't say"
+    with contextlib.suppress(OSError):
+        groups = [l.split(":", 2)[1:] for l in Path(proc).read_text().splitlines()]
+        files = [f"/sys/fs/cgroup/memory{path}/memory.oom_control" for kinds, path in groups if kinds == "memory"] + [f"/sys/fs/cgroup{path}/memory.events" for kinds, path in groups if not kinds]
+        for f in (*files, "/proc/vmstat"):
+            with contextlib.suppress(OSError, ValueError):
+                if (n := _count(Path(f).read_text())) is not None: return n
+
 # %% ../nbs/rank/14_guard.ipynb #d991b8b1
-def describe_exit(code: int | None) -> str:
-    "An exit code in words; negative: a signal"
+def describe_exit(code: int | None, oom: bool | None = None) -> str:
+    "An exit code in words; negative: a signal. `oom`: whether the kernel killed for want of memory, None if it doesn't say"
     if code is None: return "its process ended without a word"
     if code >= 0: return f"its process ended with exit code {code}"
     name = signal.Signals(-code).name if -code in iter(signal.Signals) else f"signal {-code}"
-    why = {"SIGKILL": "; something killed it, often the system because memory ran out", "SIGSEGV": "; a crash in native code"}.get(name, "")
+    killed = {True: "; memory ran out, and the system chose it", False: "; somebody killed it, and not for want of memory", None: "; something killed it, often the system because memory ran out"}[oom]
+    why = {"SIGKILL": killed, "SIGSEGV": "; a crash in native code"}.get(name, "")
     return f"its process was killed by {name}{why}"
 
 @patch
@@ -445,7 +501,7 @@ def _record_deaths(self: Guard):
 
 @patch
 def _record_death(self: Guard, c, stopped):
-    message = "stopped, because another rank had failed" if stopped else describe_exit(self.codes.get(c.pid, self.exits.get(c.local_rank)))
+    message = "stopped, because another rank had failed" if stopped else describe_exit(self.codes.get(c.pid, self.exits.get(c.local_rank)), c.oom)
     record = dict(rank=c.rank, host=self.host, pid=c.pid, type="Stopped" if stopped else "Died", message=message, traceback="", peer_loss=stopped, t=c.died or time.time())
     write_atomic(self.paths.error(c.rank), json.dumps(record))
     self.writer.write(EventKind.ERROR, **record)
@@ -534,9 +590,9 @@ def verdict(self: Guard) -> tuple[JobState, str]:
     return JobState.FAILED, "the ranks did not start"
 
 # %% ../nbs/rank/14_guard.ipynb #8dd91b4d
-def guard_main(root, gpus: int, drive):
-    "Be the guard of a job's host"
-    guard = Guard(root, gpus)
+def guard_main(root, gpus: int, drive, locks=()):
+    "Be the guard of a job's host; `locks` are descriptors that it holds, one a GPU"
+    guard = Guard(root, gpus, locks)
     try:
         guard.open()
         guard.start(drive)

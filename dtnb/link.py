@@ -31,6 +31,7 @@ class Link:
         self.engines = {}                               # rank -> engine id, which is ipyparallel's; nobody sees it
         self.answers = {}                               # id -> (answer, descriptors), until somebody takes it
         self.dead, self.ended = {}, ""                  # rank -> how it died; why the session is over
+        self.resized = None                             # the guard's last word on the number of ranks, if it has changed
 
     def take(self, job):
         "Read this job's record"
@@ -49,17 +50,17 @@ def reach(self: Link, job, end):
     "Reach the job's guard, its controller and its ranks, in this order, until `end` (monotonic). Raises `LaunchError`"
     self.take(job)
     import ipyparallel                                   # half a second, while the ranks start
-    self.control = self._until(end, self._reach_guard, "its guard")
+    self.control = self.until(end, self._reach_guard, "its guard")
     self.control.send(dict(op="hold"))
     self.live = self._reach_guard()
     self.live.send(dict(op="watch"))
     found = connection_file(self.paths)
-    self._until(end, lambda: found.exists() and found.read_text().endswith("}"), "its controller")
+    self.until(end, lambda: found.exists() and found.read_text().endswith("}"), "its controller")
     info = json.loads(found.read_text()) | dict(task_scheme="leastload")   # told "pure", a client (9.2) closes a socket under its own loop when engines register out of order
-    self.client = self._until(end, lambda: self._reach_controller(info), "an answer of its controller")
-    self._until(end, lambda: len(self.client.ids) >= self.world_size, "all ranks")   # an engine whose rank died stays in the list
+    self.client = self.until(end, lambda: self._reach_controller(info), "an answer of its controller")
+    self.until(end, lambda: len(self.client.ids) >= self.world_size, "all ranks")   # an engine whose rank died stays in the list
     self.engines = {}                                    # rank -> engine id, which is ipyparallel's; nobody sees it
-    self._until(end, self._knock, "an answer of every rank")
+    self.until(end, self.knock, "an answer of every rank")
 
 @patch
 def _reach_guard(self: Link):
@@ -73,7 +74,7 @@ def _reach_controller(self: Link, info):
 
 # %% ../nbs/session/25_link.ipynb #570a9922
 @patch
-def _until(self: Link, end, true, what):
+def until(self: Link, end, true, what):
     while (got := true()) in (None, False):              # a client without engines is empty, but it is one
         self.hear()
         if self.dead: raise _as_error(next(iter(self.dead.values())))
@@ -83,7 +84,7 @@ def _until(self: Link, end, true, what):
     return got
 
 @patch
-def _knock(self: Link) -> bool:
+def knock(self: Link) -> bool:
     "Ask the engines that have not answered yet for their rank; a registered engine may not be connected yet, and what is sent to it then is dropped without a word"
     asked = {eid: self.client[eid].apply_async(os.getenv, "RANK") for eid in self.client.ids if eid not in self.engines.values()}
     self._kick()
@@ -119,11 +120,12 @@ def hear(self: Link):
     with self.lock: events = self.launcher_events.read()
     for e in events:
         self.dead.pop(e.get("anew"), None)
+        if n := e.get("world"): self.resized, self.dead = n, {r: d for r, d in self.dead.items() if r < n}
         if e.kind == EventKind.ERROR: self.dead[e.get("rank", e.rank)] = dict(e.data, rank=e.get("rank", e.rank), t=e.t)
         if e.kind == EventKind.STATE and JobState(e.get("state", "running")).ended: self.ended = e.get("reason") or e.get("state")
 
 @patch
-def _check_alive(self: Link, ranks):
+def check_alive(self: Link, ranks):
     self.hear()
     if gone := [r for r in ranks if r in self.dead]: raise DtnbError(f"rank {gone[0]} is gone: {in_words(self.dead[gone[0]])}. %dist restart gives you fresh ranks")
 
@@ -131,12 +133,25 @@ def _check_alive(self: Link, ranks):
 @patch
 def ask(self: Link, rank: int, what: str, timeout: float = 5, fds=(), **more):
     "A rank's control thread answers, also while its main thread is busy. Raises `DtnbError` if it can't or doesn't"
-    question = secrets.token_hex(8)
-    self._tell(dict(op="ask", id=question, rank=rank, what=what, **more), fds)
-    return self._answer(question, time.monotonic() + timeout, rank, f"did not answer ({what})")[0]
+    return self._answer(self._question(rank, what, fds, **more), time.monotonic() + timeout, rank, f"did not answer ({what})")[0]
 
 @patch
-def _tell(self: Link, message, fds=()):
+def ask_all(self: Link, ranks, what: str, timeout: float = 2, **more) -> dict:
+    "The same of several ranks at once: `{rank: answer}` of those that could"
+    questions, end, told = {}, time.monotonic() + timeout, {}
+    with contextlib.suppress(DtnbError): questions = {r: self._question(r, what, **more) for r in ranks}
+    for r, q in questions.items():
+        with contextlib.suppress(DtnbError): told[r] = self._answer(q, end, r, "did not answer")[0]
+    return told
+
+@patch
+def _question(self: Link, rank, what, fds=(), **more) -> str:
+    question = secrets.token_hex(8)
+    self.tell(dict(op="ask", id=question, rank=rank, what=what, **more), fds)
+    return question
+
+@patch
+def tell(self: Link, message, fds=()):
     "A word to the guard"
     try: self.control.send(message, fds)
     except OSError: raise DtnbError("this session has ended: start another with %dist start") from None
@@ -144,7 +159,7 @@ def _tell(self: Link, message, fds=()):
 @patch
 def _answer(self: Link, question, end, rank, what):
     "The value of an answer and the descriptors with it. Several threads may wait: each takes its own"
-    while time.monotonic() < end:
+    while True:
         with self.lock:
             if question not in self.answers:
                 for m in self.control.receive(min(.05, max(.001, end - time.monotonic()))): self.answers[m.get("id")] = m, self.control.take(m)
@@ -152,8 +167,8 @@ def _answer(self: Link, question, end, rank, what):
         if got and "error" in got[0]: raise DtnbError(got[0]["error"])
         if got: return got[0].get("value"), got[1]
         if self.control.closed or self.client is None: raise DtnbError("this session has ended: start another with %dist start")
-        self._check_alive((rank,))
-    raise DtnbError(f"rank {rank} {what} in time")
+        self.check_alive((rank,))
+        if time.monotonic() > end: raise DtnbError(f"rank {rank} {what} in time")
 
 # %% ../nbs/session/25_link.ipynb #63715cf9
 @dataclass(frozen=True)
@@ -191,7 +206,7 @@ def apply(self: Link, ranks, timeout, fn, *args):
     self._kick()
     end = time.monotonic() + timeout
     while not got.wait(.1):
-        self._check_alive(ranks)
+        self.check_alive(ranks)
         if self.client is None: raise DtnbError("this session has ended: start another with %dist start")
         if time.monotonic() > end: raise DtnbError(f"{name(ranks)} did not answer in {timeout:g} s: they may still run a cell")
     try: return got.get()

@@ -117,6 +117,7 @@ HELP = """%dist start [-n 4] [--init auto|none|gloo|nccl]   start ranks that kee
 %dist interrupt                                   KeyboardInterrupt in the ranks
 s = %dist session                                 the dtnb.Session itself
 %dist restart [--ranks 2]                         fresh ranks: all of them, or some
+%dist resize 4                                    more ranks, or fewer; those that stay keep their variables
 %dist stop                                        end the ranks"""
 
 # %% ../nbs/43_magic.ipynb #dc5b0170
@@ -194,7 +195,7 @@ class DistMagics(Magics):
 
     @line_magic
     def dist(self, line):
-        "The ranks of this notebook: start, status, who, pull, push, auto, attach, interrupt, session, restart, stop"
+        "The ranks of this notebook: start, status, who, pull, push, auto, attach, interrupt, session, restart, resize, stop"
         word, _, rest = line.strip().partition(" ")
         command = getattr(self, f"_dist_{word.replace('-', '_') or 'help'}", None)
         if command is None: raise UsageError(f"%dist has no {word!r}. It has:\n{HELP}")
@@ -222,6 +223,12 @@ class DistMagics(Magics):
         todo = self.session.restart(ranks)
         if ranks is None: print(f"{self._kind()} ready in {time.monotonic() - t:.1f} s; earlier variables are gone")
         else: print(f"{name(ranks)} ready in {time.monotonic() - t:.1f} s, without variables; the others kept theirs" + "".join(f"\n{t}" for t in todo))
+
+    def _dist_resize(self, line):
+        if not line.isdigit(): raise UsageError("%dist resize needs a number of ranks, such as %dist resize 4")
+        t, s, before = time.monotonic(), self._has(), self._has().world_size
+        todo = s.resize(int(line))
+        print(f"{self._kind()} ready in {time.monotonic() - t:.1f} s; {name(range(min(before, s.world_size)))} kept {'its' if min(before, s.world_size) == 1 else 'their'} variables" + "".join(f"\n{x}" for x in todo))
 
     def _dist_attach(self, line):
         if self.session is not None and not self.session.ended: raise UsageError(f"{self.session.world_size} ranks are running: %dist stop ends them")

@@ -16,7 +16,7 @@ from .event import Event, EventKind, EventReader
 from .fold import Item, name
 from .guard import LEFT
 from .handle import Job
-from .healing import restart_some
+from .healing import resize_to, restart_some
 from .job import DtnbError, JobState, JobTimeoutError, jobs_dir
 from .launchers.launcher import launch_on, open_job
 from .link import Link
@@ -83,13 +83,14 @@ def launched(self: Session) -> str: return f"{self.job.spec.launcher}, since {ti
 
 # %% ../nbs/session/28_session.ipynb #a37961b2
 @patch
-def check(self: Session, ranks):
-    "Raises `DtnbError` if these ranks can't all run a cell now, `ValueError` for ranks that are not there"
+def check(self: Session, ranks, gone=()):
+    "Raises `DtnbError` if these ranks can't all run a cell now, or if any but those in `gone` has died; `ValueError` for ranks that are not there"
     self.hear()
     if not ranks: raise ValueError("no ranks were named")
     if self.ended or self.client is None: raise DtnbError(f"this session has ended ({self.ended or 'closed'}): start another with %dist start")
     if odd := [r for r in ranks if r not in range(self.world_size)]: raise ValueError(f"{name(odd)} is not in this session: it has ranks 0 to {self.world_size - 1}")
-    if self.dead: raise DtnbError("; ".join(f"rank {r} is gone: {in_words(d)}" for r, d in sorted(self.dead.items())) + f". Nothing runs on a part of the ranks: %dist restart gives you fresh ones, %dist restart --ranks {','.join(map(str, sorted(self.dead)))} only these")
+    if dead := {r: d for r, d in sorted(self.dead.items()) if r not in gone}:
+        raise DtnbError("; ".join(f"rank {r} is gone: {in_words(d)}" for r, d in dead.items()) + f". Nothing runs on a part of the ranks: %dist restart gives you fresh ones, %dist restart --ranks {','.join(map(str, dead))} only these")
     busy = {r: c for c in self.cells.values() if c.stuck or not c.finished for r in c.pending if r in ranks}
     if any(c.stuck for c in busy.values()): raise DtnbError(f"{name(sorted(busy))} {'is' if len(busy) == 1 else 'are'} still in cell {next(iter(busy.values())).number} ({', '.join(sorted(set(next(iter(busy.values())).stuck.values())))}): %dist restart gives you fresh ranks")
 
@@ -106,7 +107,7 @@ def send(self: Session, code: str, ranks=None, name: str = "", count: int = 0) -
         cell = Cell(self, next(self.numbers), code, ranks, name, count, self.job.id)
         cell.reader = JobReader(self.paths.root)
         cell.reader.readers = {r: cell.reader.readers[r] for r in ranks}
-        for reader in (cell.reader.launcher, *cell.reader.readers.values()): _skip(reader)
+        for reader in (cell.reader.launcher, *cell.reader.readers.values()): reader.skip()
         for r in ranks:
             with contextlib.suppress(OSError): cell.reader.sizes[r] = os.stat(self.paths.output(r)).st_size
         cell.view = cell.reader.view = JobView(len(ranks), name or f"cell {cell.number}", self.id)
@@ -121,9 +122,6 @@ def send(self: Session, code: str, ranks=None, name: str = "", count: int = 0) -
             cell.futures[r] = self.client.send_execute_request(self.client._mux_socket, code, silent=False, ident=uuid, metadata=dict(label=label))
         self._kick()
     return cell
-
-def _skip(reader):
-    with contextlib.suppress(OSError): reader.offset = os.stat(reader.path).st_size
 
 def check_syntax(code: str):
     "Raises `SyntaxError`, with the line of the cell, for code that IPython could not run"
@@ -142,9 +140,11 @@ def run(self: Session, code: str, ranks=None, timeout: float | None = None, name
     return cell
 
 @patch
-def interrupt(self: Session, ranks=None):
-    "KeyboardInterrupt in ranks (default: all)"
-    with contextlib.suppress(DtnbError): self._tell(dict(op="signal", ranks=list(self.ranks if ranks is None else ranks), signal="SIGINT"))
+def interrupt(self: Session, ranks=None, cell: int = 0):
+    "KeyboardInterrupt in what ranks (default: all) run; with the number of a `cell` only in that one, also if it has not begun"
+    ranks = self.ranks if ranks is None else ranks
+    told = self.ask_all(ranks, "interrupt", .5, cell=cell)
+    with contextlib.suppress(DtnbError): self.tell(dict(op="signal", ranks=[r for r in ranks if r not in told], signal="SIGINT"))   # one that holds the GIL can't answer
 
 # %% ../nbs/session/28_session.ipynb #d01e0b0a
 @patch
@@ -206,7 +206,7 @@ def pull(self: Session, *names: str, ranks=None, timeout: float = 60) -> dict:
 @patch
 def _offered(self: Session, rank, names, timeout, default=False):
     token = secrets.token_hex(8)
-    self._tell(dict(op="expect", id=token))
+    self.tell(dict(op="expect", id=token))
     self.apply((rank,), timeout, offer, token, names, default)
     _, fds = self._answer(token, time.monotonic() + timeout, rank, f"did not send {', '.join(names)}")
     return unpack(fds[0])
@@ -219,7 +219,7 @@ def values_of_last(self: Session, ranks, count: int) -> dict:
 @patch
 def who(self: Session, ranks=None) -> dict[int, dict]:
     "The users' variables by rank, with type, shape, dtype, device"
-    return {r: self.ask(r, "who") for r in (self.ranks if ranks is None else ranks)}
+    return self.ask_all(self.ranks if ranks is None else ranks, "who", 5)
 
 # %% ../nbs/session/28_session.ipynb #f1fa937c
 class Some:
@@ -305,3 +305,8 @@ def restart(self: Session, ranks=None, timeout: float = 60) -> list[str]:
     self.cells = {}
     self._start(end)
     return []
+
+@patch
+def resize(self: Session, nproc: int, timeout: float = 60) -> list[str]:
+    "More ranks, or fewer. Those that stay keep their variables; all have a new `world_size` and a new process group. Returns what else there is to do, in words. Raises `LaunchError` for more than there can be"
+    return resize_to(self, nproc, time.monotonic() + timeout)

@@ -36,7 +36,7 @@ def become_guard(m: dict):
     os.close(log)
     from dtnb.guard import guard_main
     module, _, name = m["drive"].partition(":")
-    guard_main(m["root"], m["gpus"], getattr(importlib.import_module(module), name))
+    guard_main(m["root"], m["gpus"], getattr(importlib.import_module(module), name), m["locks"])
 
 # %% ../nbs/rank/15_zygote.ipynb #b0667cc9
 def end_orphans(guards: set[int]):
@@ -56,7 +56,7 @@ def fork_guard(channel: Channel, m: dict) -> int:
     status = 1
     try:
         channel.close()                # with the locks of launches that wait behind this one
-        become_guard(m)
+        become_guard(m | dict(locks=locks))
         status = 0
     except BaseException:
         import traceback

@@ -9,7 +9,7 @@ from conftest import alive, job_processes, wait_until
 from dtnb.event import EventReader
 from dtnb.guard import descendants
 from dtnb.job import runtime_dir
-from dtnb.launchers.local import Local
+from dtnb.launchers.local import Local, keeper
 from dtnb.session import Session
 
 
@@ -764,3 +764,91 @@ def test_completion_and_inspection_in_a_kernel(tmp_path):
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=False)
+
+
+@contextlib.contextmanager
+def memory_limit(mib):
+    "This process and its children in a control group of their own; skips where that can't be made"
+    groups = dict(l.split(":", 2)[1:] for l in Path("/proc/self/cgroup").read_text().splitlines())
+    base, limit = ("/sys/fs/cgroup/memory", "memory.limit_in_bytes") if "memory" in groups else ("/sys/fs/cgroup", "memory.max")
+    back, here = Path(base + (groups.get("memory") or groups.get("") or "/")), Path(base) / f"dtnb-test-{os.getpid()}"
+    try:
+        here.mkdir()
+        (here / limit).write_text(str(mib << 20))
+    except OSError as err:
+        with contextlib.suppress(OSError): here.rmdir()
+        pytest.skip(f"no control group with a memory limit can be made here ({err}): it takes root and a writable /sys/fs/cgroup")
+    try:
+        (here / "cgroup.procs").write_text(str(os.getpid()))
+        yield
+    finally:
+        for pid in (here / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError): (back / "cgroup.procs").write_text(pid)
+        here.rmdir()
+
+
+def test_out_of_memory_is_told_from_a_kill():
+    code = "x = []\nif rank == 1:\n    while True: x.append(b'x' * 50_000_000)\ndist.barrier()"
+    with memory_limit(1500):
+        keeper().close()
+        with Session(2) as s: error, _ = fails(s, code)
+        keeper().close()
+    assert error.rank == 1 and "memory ran out, and the system chose it" in str(error), str(error)
+    with Session(2) as s:
+        error, _ = fails(s, "import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
+        assert error.rank == 1 and "memory ran out, and" not in str(error)
+
+
+# ---- stopping at once
+
+def test_a_cell_is_stopped_right_after_it_was_sent(s):
+    "Before it has begun, too; one that waits behind another does not stop that one"
+    s.run("import time", timeout=30)
+    for _ in range(20):
+        cell = s.send("time.sleep(50)")
+        assert cell.cancel() == "failed" and not cell.stuck and cell.exception().told["type"] == "KeyboardInterrupt", str(cell.exception())
+    first, second = s.send("time.sleep(3)\n'slept'"), s.send("ran = True")
+    second.stop()
+    assert first.result(30) == {0: "slept", 1: "slept"}
+    assert second.wait(30) == "failed" and s.run("'ran' in globals()", timeout=30).result() == {0: False, 1: False}
+
+
+# ---- more ranks, or fewer
+
+def test_resize_keeps_the_variables_of_those_that_stay():
+    with Session(2) as s:
+        s.run("kept = rank * 10\ngroup = dist.new_group([0, 1])", timeout=30)
+        cell = s.send("import time\ntime.sleep(60)")
+        with pytest.raises(dtnb.DtnbError, match="ranks 0-1 still run a cell"): s.resize(3)
+        cell.cancel()
+        before = everything(s)
+        assert s.resize(4) == ["group (ProcessGroup) still holds the old one: make it again with dist.new_group"]
+        whole = "import os\ntotal = torch.ones(1)\ndist.all_reduce(total)\n(world_size, int(total), dist.get_world_size(), os.environ['WORLD_SIZE'], globals().get('kept'))"
+        assert s.run(whole, timeout=30).result() == {r: (4, 4, 4, "4", {0: 0, 1: 10}.get(r)) for r in range(4)}
+        assert s.run("print('from', rank)", timeout=30).text(3) == "from 3\n" and "4 ranks" in repr(s) and s.ranks == (0, 1, 2, 3)
+        s.run("kept = rank", timeout=30)
+        with pytest.raises(dtnb.LaunchError, match="asked for 1000 ranks on"): s.resize(1000)
+        with pytest.raises(dtnb.CellFailedError, match="rank 3 .*exit code 3"): s.run("import os\nif rank == 3: os._exit(3)\ndist.barrier()", timeout=30)
+        with pytest.raises(dtnb.DtnbError, match="rank 3 is gone"): s.resize(5)
+        with pytest.raises(ValueError, match="at least 1 rank"): s.resize(0)
+        s.resize(3)                                          # the dead one has no place any more
+        assert s.run(whole, timeout=30).result() == {r: (3, 3, 3, "3", r) for r in range(3)}
+        s.resize(1)
+        assert s.run(whole, timeout=30).result() == {0: (1, 1, 1, "1", 0)}
+        with pytest.raises(ValueError, match="rank 1 is not in this session"): s.run("1", ranks=[1])
+        s.resize(2)
+        assert s.run(whole, timeout=30).result() == {0: (2, 2, 2, "2", 0), 1: (2, 2, 2, "2", None)}
+        assert s.run("print('again', rank)", timeout=30).text(1) == "again 1\n"
+        s.restart()
+        assert s.run("world_size", timeout=30).result() == {0: 2, 1: 2}
+        pids = before | everything(s)
+    wait_until(lambda: not alive(pids), what="the end of all")
+
+
+def test_attach_after_a_resize():
+    code = "import os, signal\nfrom dtnb.session import Session\ns = Session(3)\ns.resize(2)\ns.run('kept = rank + 40')\nprint(s.id, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    left = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    with Session.attach(left.stdout.strip()) as s:
+        assert s.run("(kept, world_size)", timeout=30).result() == {0: (40, 2), 1: (41, 2)}
+        s.resize(3)
+        assert s.run("dist.barrier()\nworld_size", timeout=30).result() == {0: 3, 1: 3, 2: 3}

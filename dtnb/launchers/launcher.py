@@ -43,6 +43,10 @@ class Launcher(ABC):
     @abstractmethod
     def stop(self, job: Job, reason: str): "Ask it to stop; does not wait"
 
+    def resize(self, job: Job, nproc: int) -> "Launcher":
+        "Ask a session for this number of ranks; does not wait. Returns the launcher of that size. Raises `LaunchError`"
+        raise LaunchError(f"{type(self).__name__} can't change the number of ranks: %dist stop, then start {nproc}")
+
 # %% ../../nbs/launchers/20_launcher.ipynb #e10bc3e6
 def versions() -> dict[str, str]:
     "The versions that explain a run"

@@ -183,6 +183,15 @@ class Local(Launcher):
             for fd in locks: os.close(fd)
         return Job(paths.root, self)
 
+    def resize(self, job, nproc):
+        wanted = Local(**self.options | dict(nproc=nproc))
+        wanted.shape()
+        locks = lock_gpus([g for g in wanted.gpus() if g not in self.gpus()], f"job {job.id} of {job.spec.user}")
+        try: _tell_guard(job, dict(op="resize", nproc=nproc), locks)
+        finally:
+            for fd in locks: os.close(fd)
+        return wanted
+
     def poll(self, job):
         "A job whose guard is gone without a last word is lost"
         who = opening(job.paths)
@@ -197,7 +206,9 @@ class Local(Launcher):
             if (who := opening(job.paths)) or job.state.ended: break
             time.sleep(.1)                                # asked before the zygote was warm
         if not who: return
-        with contextlib.suppress(OSError):                # the guard has just ended by itself
-            channel = connect(who["address"])
-            channel.send(dict(op="cancel", reason=reason))
-            channel.close()
+        with contextlib.suppress(OSError): _tell_guard(job, dict(op="cancel", reason=reason))   # it may have just ended by itself
+
+def _tell_guard(job, message, fds=()):
+    channel = connect(opening(job.paths)["address"])
+    channel.send(message, fds)
+    channel.close()

@@ -167,7 +167,7 @@ class Rank:
     def open(self):
         "Take the rank's place: session, environment, output, control, events"
         _become_rank()
-        os.environ.update(world_env(self.place, self.env["DTNB_STORE"], self.env["DTNB_JAX"], int(self.env.get("DTNB_GPUS", 0))))
+        self.take_place(self.place)
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.umask(int(self.env["DTNB_UMASK"], 8))
         make_private(self.paths.rank(self.place.rank))
@@ -179,6 +179,11 @@ class Rank:
         self.reporter = report.Reporter(self.writer, lambda e: self.channel.offer(dict(op="live", event=e.to_json()))).start()
         threading.Thread(target=serve_control, args=(self.channel,), name="dtnb-control", daemon=True).start()
         return self
+
+    def take_place(self, place: Place):
+        "Be at this place of the world: in the variables, too"
+        self.place = place
+        os.environ.update(world_env(place, self.env["DTNB_STORE"], self.env["DTNB_JAX"], int(self.env.get("DTNB_GPUS", 0))))
 
     def call(self):
         "Unpack the payload and call the function"
