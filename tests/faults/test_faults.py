@@ -1,0 +1,74 @@
+"The table of faults, row by row; `DTNB_TRIALS=20` tries each twenty times."
+import os, subprocess
+
+import pytest
+
+from conftest import wait_until
+from dtnb.guard import start_time
+from dtnb.session import Session
+from test_session import everything, own_home
+
+from . import trial
+from .conftest import TRIALS
+from .table import FAULTS
+
+N = int(os.environ.get("DTNB_TRIALS", 1))
+DECOYS = ["python -m dtnb.zygote 5", "dtnb-guard", "python -m dtnb.rank.worker", "torchrun train.py", "ipcontroller --profile-dir=ipp"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def decoys():
+    "Foreign processes with names like ours"
+    kept = [subprocess.Popen(["bash", "-c", f"exec -a '{name}' sleep 3600"]) for name in DECOYS]
+    yield kept
+    for p in kept:
+        p.kill()
+        p.wait()
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory):
+    "By their number of ranks: sessions that are used for one fault after the other, as long as they work"
+    kept, pids = {}, set()
+    def get(n):
+        if n not in kept:
+            with own_home(tmp_path_factory): kept[n] = Session(n)
+        if get.spoiled: kept[n].restart()
+        get.spoiled = False
+        pids.update(everything(kept[n]))
+        return kept[n]
+    get.spoiled = False                  # whether the last trial went wrong, and may have left anything
+    yield get
+    for s in kept.values():
+        pids.update(everything(s))
+        s.close()
+    wait_until(lambda: not trial.alive(pids), what="the end of all sessions")
+    assert not [n for s in kept.values() for n in trial.sockets_of(s.id)]
+
+
+def tried(fault, where, run):
+    "Run one trial and put it down for the table"
+    try: seconds, said = run()
+    except BaseException as err:
+        TRIALS.append((fault.name, where, None, str(err)))
+        raise
+    TRIALS.append((fault.name, where, seconds, said))
+    if os.environ.get("DTNB_SHOW"): print(f"\n>>> {fault.name} in a {where}, {seconds:.2f} s: {said}")
+
+
+@pytest.mark.parametrize("trial_number", range(N))
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
+@pytest.mark.parametrize("where", ["session", "job"])
+def test_fault(where, fault, trial_number, sessions, decoys):
+    in_session = where == "session"
+    if reason := fault.no_session if in_session else fault.no_job:
+        TRIALS.append((fault.name, where, "-", reason))
+        return
+    if fault.kernel: tried(fault, where, fault.kernel[not in_session])
+    elif in_session:
+        s = sessions(fault.ranks)
+        sessions.spoiled = True
+        tried(fault, where, lambda: trial.in_session(s, fault))
+        sessions.spoiled = False
+    else: tried(fault, where, lambda: trial.in_job(fault))
+    for p in decoys: assert p.poll() is None and start_time(p.pid), f"a foreign process, {p.args}, was touched"
