@@ -48,12 +48,14 @@ def zombie_code(pid: int) -> int | None:
 
 def children_of(pid: int) -> list[int]: return _families().get(pid, [])
 
+def _link(fd, pid="self") -> str: return os.readlink(f"/proc/{pid}/fd/{fd}")
+
 def _open_files(pid: int) -> set[str]:
     "What a process's descriptors refer to, as /proc says it"
     found = set()
     with contextlib.suppress(OSError):
-        for fd in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError): found.add(os.readlink(fd.path))
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError): found.add(_link(fd, pid))
     return found
 
 def descendants(root: int) -> list[int]:
@@ -85,6 +87,7 @@ class _Child:
     error: dict | None = None # what is known of its failure, if it has failed
     cell: int = 0             # of a session: the cell that runs
     pipes: dict = field(default_factory=dict)                       # descriptor -> stream, while it is open
+    marks: set = field(default_factory=set)                         # its pipes as /proc names them; whoever has one open was forked by it
     run: list = field(default_factory=lambda: ["", 0, 0, 0, 0.0])  # stream, cell, offset, length, since: output not yet in the index
 
 # %% ../nbs/rank/14_guard.ipynb #7668d9d0
@@ -265,7 +268,7 @@ def _op_hello(self: Guard, channel, m):
     c = self.children[m["rank"]] = _Child(m["rank"], m["local_rank"], m["pid"], channel, os.pidfd_open(m["pid"]))
     c.log = os.open(self.paths.output(c.rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     c.index, c.size = EventWriter(self.paths.output_index(c.rank), c.rank), os.fstat(c.log).st_size
-    c.pipes = {out: "stdout", err: "stderr"}
+    c.pipes, c.marks = {out: "stdout", err: "stderr"}, {_link(out), _link(err)}
     for fd in c.pipes:
         os.set_blocking(fd, False)
         self.loop.register(fd, selectors.EVENT_READ, lambda key: self._on_output(key, c))
@@ -379,6 +382,7 @@ def _op_frames(self: Guard, channel, m):
     "A rank of a session sends the pipe of its frames"
     (fd,), unframe = channel.take(m), Unframe()
     os.set_blocking(fd, False)
+    self._of(channel).marks.add(_link(fd))
     self.loop.register(fd, selectors.EVENT_READ, lambda key: self._on_frames(key, self._of(channel), unframe))
 
 @patch
@@ -432,10 +436,9 @@ def _one_died(self: Guard, c):
 
 @patch
 def _end_forks(self: Guard, c):
-    "Kill what a dead rank forked and what left its process group: it holds the rank's connections open, and its peers would wait for ever. Known by the pipes that it prints to"
-    pipes = {os.readlink(f"/proc/self/fd/{fd}") for fd in c.pipes}
+    "Kill what a dead rank forked and what left its process group: it holds the rank's connections open, and its peers would wait for ever. Known by the rank's pipes"
     for pid in set(descendants(os.getpid())) - {other.pid for other in self.children.values()}:
-        if pipes & _open_files(pid):
+        if c.marks & _open_files(pid):
             with contextlib.suppress(ProcessLookupError): os.kill(pid, signal.SIGKILL)
 
 @patch
