@@ -11,7 +11,7 @@ from test_session import plain
 
 
 def gone(pids, job_id):
-    wait_until(lambda: not alive(pids), 40, f"the end of {alive(pids)}")
+    wait_until(lambda: not alive(pids), 20, f"the end of {alive(pids)}")
     assert not [n for n in os.listdir(runtime_dir() / "g") if n.startswith(job_id[-30:])]
 
 
@@ -48,9 +48,25 @@ def session_after_restart():
         assert "2 ranks (gloo on CPU) are back" in (said := run("%dist attach"))
         t = time.monotonic() - t
         assert "ranks 0-1 │ 2.0" in run("%%distributed\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()") and "rank 1 │ 1" in run("%%distributed\nkept")
+        run("from dtnb.launchers.local import keeper\nkeeper().zygote.wait_ready()")   # before that, an end of the kernel takes long: see `session_after_shutdown`
         pids = job_processes(job)
     gone(pids, job.id)
     return t, said
+
+
+def session_after_shutdown():
+    "A kernel that is shut down takes its ranks with it, also when its zygote is busy and does not let go of it"
+    with real_kernel() as (manager, client, run):
+        run("%load_ext dtnb\n%dist start -n 2")
+        job, = [j for j in dtnb.jobs() if j.spec.companion]
+        zygote, pids = int(run("from dtnb.launchers.local import keeper\nprint(keeper().zygote.process.pid)")), job_processes(job)
+        os.kill(zygote, signal.SIGSTOP)
+        t = time.monotonic()
+    try: gone(pids, job.id)
+    finally:
+        os.kill(zygote, signal.SIGCONT)
+        job.cancel()
+    return time.monotonic() - t, job.view.reason
 
 
 def killed_kernel(code, end="os.kill(os.getpid(), signal.SIGKILL)"):

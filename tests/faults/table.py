@@ -78,6 +78,8 @@ FAULTS = [
     Fault("fork that goes on", once("if os.fork() == 0: raise SystemExit('from a fork')\n    time.sleep(1)\n    raise ValueError('a bad batch')"), says="ValueError: a bad batch"),
     *map(heals, ["all_reduce", "ddp", "subgroup", "mesh", "fsdp", "store"]),
     Fault("kernel restart", kernel=(kernels.session_after_restart, kernels.job_after_restart)),
+    Fault("kernel shut down", kernel=(kernels.session_after_shutdown, None), no_job="it goes on, as after a restart",
+          known="at its end a kernel waits for its zygote before it ends its session, and may be killed meanwhile: the ranks stay for their lease (43_magic, do_shutdown)"),
     Fault("kernel SIGKILL", kernel=(kernels.session_after_sigkill, kernels.job_after_sigkill)),
     Fault("read-only job folder", kernel=(kernels.session_in_read_only_folder, kernels.job_in_read_only_folder)),
     Fault("read-only home", kernel=(kernels.session_in_read_only_home, kernels.job_in_read_only_home)),

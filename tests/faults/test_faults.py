@@ -66,7 +66,7 @@ def test_fault(request, where, fault, trial_number, sessions, decoys):
     if reason := fault.no_session if in_session else fault.no_job:
         TRIALS.append((fault.name, where, "-", reason))
         return
-    if fault.kernel: tried(fault.name, where, fault.kernel[not in_session])
+    if fault.kernel: tried(fault.name, where, fault.kernel[not in_session], fault.known)
     elif in_session:
         s = sessions(fault.ranks)
         sessions.spoiled = True

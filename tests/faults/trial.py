@@ -12,7 +12,7 @@ from dtnb.launchers.local import Local
 from dtnb.session import Session
 from test_session import everything, guard, heard, in_main
 
-PATIENCE = 40   # seconds after which a fault that is not told counts as a wedge
+PATIENCE = 30   # seconds after which a fault that is not told counts as a wedge
 
 HEAD = """import os, resource, signal, sys, time, torch, torch.distributed as dist
 def fault():
@@ -98,7 +98,7 @@ def in_session(s, fault):
         at.begun()
         began = time.monotonic()
         fault.act(at)
-    try: at.cell.wait(PATIENCE)
+    try: at.cell.wait(PATIENCE / 3 if fault.known else PATIENCE)
     finally: at.make_room()
     t = time.monotonic()
     error = at.cell.exception()
