@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test nbtest export readme shots bench clean
+.PHONY: help demo lab test faults nbtest export readme shots bench clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,6 +49,10 @@ shots: $(DEV) ## take README's screenshots in a real JupyterLab
 
 test: $(DEV) ## all tests
 	tests/run
+
+faults: N = 20
+faults: $(DEV) ## try every fault N times (N=20) in a session and in a job, print the table
+	DTNB_TRIALS=$(N) $(BIN)/python -m pytest -q -rs tests/faults
 
 bench: $(DEV) ## measure beside the peers, write benchmarks/README.md
 	$(BIN)/python benchmarks/run.py

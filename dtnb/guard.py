@@ -48,6 +48,16 @@ def zombie_code(pid: int) -> int | None:
 
 def children_of(pid: int) -> list[int]: return _families().get(pid, [])
 
+def _link(fd, pid="self") -> str: return os.readlink(f"/proc/{pid}/fd/{fd}")
+
+def _open_files(pid: int) -> set[str]:
+    "What a process's descriptors refer to, as /proc says it"
+    found = set()
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError): found.add(_link(fd, pid))
+    return found
+
 def descendants(root: int) -> list[int]:
     "Everything below a process, at this moment"
     children = _families()
@@ -75,9 +85,11 @@ class _Child:
     log: int = -1             # output.log
     index: EventWriter | None = None
     size: int = 0             # bytes in output.log
-    lost: int = 0             # bytes that a full disk took
+    lost: tuple = (0, "", 0)  # bytes that a full disk took and nobody was told of yet; the last one's stream and cell
+    error: dict | None = None # what is known of its failure, if it has failed
     cell: int = 0             # of a session: the cell that runs
     pipes: dict = field(default_factory=dict)                       # descriptor -> stream, while it is open
+    marks: set = field(default_factory=set)                         # its pipes as /proc names them; whoever has one open was forked by it
     run: list = field(default_factory=lambda: ["", 0, 0, 0, 0.0])  # stream, cell, offset, length, since: output not yet in the index
 
 # %% ../nbs/rank/14_guard.ipynb #7668d9d0
@@ -95,12 +107,22 @@ def _index(child, stream="", cell=0, now=0.0, n=0):
         length = 0
     child.run = [stream, cell, child.size, n, now] if not length else [s, c, offset, length + n, since]
 
-def _keep(child, stream, cell, data, now):
+def _append(child, stream, cell, data, now) -> bool:
     if not _write_all(child.log, data):
-        child.lost += len(data)
-        return
+        with contextlib.suppress(OSError): os.ftruncate(child.log, child.size)   # half of it would move all that follows
+        return False
     _index(child, stream, cell, now, len(data))
     child.size += len(data)
+    return True
+
+def _own_up(child, now):
+    "Say how much is missing, once there is room to say it"
+    n, *where = child.lost
+    if n and _append(child, *where, f"[{n} bytes are missing here: the disk was full]\n".encode(), now): child.lost = (0, "", 0)
+
+def _keep(child, stream, cell, data, now):
+    _own_up(child, now)
+    if not _append(child, stream, cell, data, now): child.lost = child.lost[0] + len(data), stream, cell
 
 # %% ../nbs/rank/14_guard.ipynb #d344d648
 class Guard:
@@ -255,7 +277,7 @@ def _op_hello(self: Guard, channel, m):
     c = self.children[m["rank"]] = _Child(m["rank"], m["local_rank"], m["pid"], channel, os.pidfd_open(m["pid"]))
     c.log = os.open(self.paths.output(c.rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     c.index, c.size = EventWriter(self.paths.output_index(c.rank), c.rank), os.fstat(c.log).st_size
-    c.pipes = {out: "stdout", err: "stderr"}
+    c.pipes, c.marks = {out: "stdout", err: "stderr"}, {_link(out), _link(err)}
     for fd in c.pipes:
         os.set_blocking(fd, False)
         self.loop.register(fd, selectors.EVENT_READ, lambda key: self._on_output(key, c))
@@ -274,7 +296,8 @@ def _op_done(self: Guard, channel, m):
 
 @patch
 def _op_failed(self: Guard, channel, m):
-    self._of(channel).said = "failed"
+    c = self._of(channel)
+    c.said, c.error = "failed", m.get("error")
     self._someone_failed(cause=not m.get("peer_loss"))
 
 @patch
@@ -311,7 +334,7 @@ def _op_respawn(self: Guard, channel, m):
     "Start a dead rank of a session anew; what is known of its end is kept beside"
     r, old = m["rank"], self.children.get(m["rank"])
     if old is None or not old.gone: return
-    with contextlib.suppress(FileNotFoundError): os.replace(self.paths.error(r), self.paths.error(r).with_suffix(f".{int(old.died * 1000)}.json"))
+    with contextlib.suppress(OSError): os.replace(self.paths.error(r), self.paths.error(r).with_suffix(f".{int(old.died * 1000)}.json"))
     self._start_anew([r])
     self.say(JobState.RUNNING, f"rank {r} is started anew", anew=r)
 
@@ -399,6 +422,7 @@ def _op_frames(self: Guard, channel, m):
     "A rank of a session sends the pipe of its frames"
     (fd,), unframe = channel.take(m), Unframe()
     os.set_blocking(fd, False)
+    self._of(channel).marks.add(_link(fd))
     self.loop.register(fd, selectors.EVENT_READ, lambda key: self._on_frames(key, self._of(channel), unframe))
 
 @patch
@@ -419,6 +443,7 @@ def _on_frames(self: Guard, key, c, unframe):
 def _end_cell(self: Guard, c, cell):
     "Everything of this cell is in the index before its end is"
     for fd in list(c.pipes): self._on_output(selectors.SelectorKey(fd, fd, 0, None), c)
+    _own_up(c, time.time())
     _index(c)
     c.index.write(EventKind.OUTPUT, cell=cell, end=True)
 
@@ -444,12 +469,20 @@ def _on_gone(self: Guard, key, c):
 def _one_died(self: Guard, c):
     "The session goes on without it: its children end, its death is told"
     with contextlib.suppress(ProcessLookupError, PermissionError): os.killpg(c.pid, signal.SIGKILL)
+    self._end_forks(c)
     for fd in list(c.pipes): self._on_output(selectors.SelectorKey(fd, fd, 0, None), c)
     _index(c)
     if c.leaving: return self._left(c)
     if self.cancelled: return
-    if c.said == "failed": self.writer.write(EventKind.ERROR, **json.loads(self.paths.error(c.rank).read_text()))
+    if c.said == "failed": self.writer.write(EventKind.ERROR, **c.error)
     else: self._record_death(c, False)
+
+@patch
+def _end_forks(self: Guard, c):
+    "Kill what a dead rank forked and what left its process group: it holds the rank's connections open, and its peers would wait for ever. Known by the rank's pipes"
+    for pid in set(descendants(os.getpid())) - {other.pid for other in self.children.values()}:
+        if c.marks & _open_files(pid):
+            with contextlib.suppress(ProcessLookupError): os.kill(pid, signal.SIGKILL)
 
 @patch
 def _someone_failed(self: Guard, cause=True):
@@ -489,22 +522,24 @@ def describe_exit(code: int | None, oom: bool | None = None) -> str:
     if code >= 0: return f"its process ended with exit code {code}"
     name = signal.Signals(-code).name if -code in iter(signal.Signals) else f"signal {-code}"
     killed = {True: "; memory ran out, and the system chose it", False: "; somebody killed it, and not for want of memory", None: "; something killed it, often the system because memory ran out"}[oom]
-    why = {"SIGKILL": killed, "SIGSEGV": "; a crash in native code"}.get(name, "")
+    why = {"SIGKILL": killed, "SIGSEGV": "; a crash in native code", "SIGABRT": "; native code gave up, its last output says why"}.get(name, "")
     return f"its process was killed by {name}{why}"
 
 @patch
 def _record_deaths(self: Guard):
     "error.json for ranks that left none. Who died after the first failure was stopped because of it"
     for c in self.children.values():
+        if c.error and not self.paths.error(c.rank).exists():
+            with contextlib.suppress(OSError): write_atomic(self.paths.error(c.rank), json.dumps(c.error))   # there may be room now
         if c.said or self.starter_death or self.cancelled or self.paths.error(c.rank).exists(): continue
         self._record_death(c, self._secondary(c))
 
 @patch
 def _record_death(self: Guard, c, stopped):
     message = "stopped, because another rank had failed" if stopped else describe_exit(self.codes.get(c.pid, self.exits.get(c.local_rank)), c.oom)
-    record = dict(rank=c.rank, host=self.host, pid=c.pid, type="Stopped" if stopped else "Died", message=message, traceback="", peer_loss=stopped, t=c.died or time.time())
-    write_atomic(self.paths.error(c.rank), json.dumps(record))
-    self.writer.write(EventKind.ERROR, **record)
+    c.error = dict(rank=c.rank, host=self.host, pid=c.pid, type="Stopped" if stopped else "Died", message=message, traceback="", peer_loss=stopped, t=c.died or time.time())
+    with contextlib.suppress(OSError): write_atomic(self.paths.error(c.rank), json.dumps(c.error))
+    self.writer.write(EventKind.ERROR, **c.error)
 
 # %% ../nbs/rank/14_guard.ipynb #f6aac574
 @patch
@@ -577,14 +612,17 @@ def _drain(self: Guard):
     "Read what is still in the pipes of the dead"
     end = time.monotonic() + 2
     while self._hear(0) and time.monotonic() < end: pass
-    for c in self.children.values(): _index(c)
+    for c in self.children.values():
+        _own_up(c, time.time())
+        _index(c)
 
 @patch
 def verdict(self: Guard) -> tuple[JobState, str]:
     "The job's last state and the reason, in one line"
     if self.cancelled: return JobState.DONE if self.finished else JobState.CANCELLED, self.cancelled
     if self.children and len(self.children) == self.spec.nproc_per_node and all(c.said == "done" for c in self.children.values()): return JobState.DONE, ""
-    errors = read_errors(self.paths, self.spec.world_size)
+    known = {c.rank: c.error for c in self.children.values() if c.error} | {e["rank"]: e for e in read_errors(self.paths, self.spec.world_size)}
+    errors = sorted(known.values(), key=lambda e: (bool(e.get("peer_loss")), e["t"]))
     if self.starter_death: return JobState.FAILED, self.starter_death
     if errors: return JobState.FAILED, f"rank {errors[0]['rank']} on {errors[0]['host']}: {in_words(errors[0])[:300]}"
     return JobState.FAILED, "the ranks did not start"

@@ -203,9 +203,9 @@ class Rank:
 def fail(self: Rank, err):
     "Record an exception: on disk first, then everywhere else"
     record = error_record(err, self.place)
-    write_atomic(self.paths.error(self.place.rank), json.dumps(record))
+    with contextlib.suppress(OSError): write_atomic(self.paths.error(self.place.rank), json.dumps(record))   # a full disk, a read-only folder
     self._tell("failed", JobState.FAILED, **record)
-    print(record["traceback"], file=sys.stderr, flush=True)
+    with contextlib.suppress(Exception): print(record["traceback"], file=sys.stderr, flush=True)               # it may be closed
 
 @patch
 def done(self: Rank, value):
@@ -219,7 +219,7 @@ def _tell(self: Rank, op, state, **error):
     self.reporter.stop()
     if error: self.writer.write(EventKind.ERROR, **error)
     self.writer.write(EventKind.STATE, state=state)
-    with contextlib.suppress(OSError): self.channel.send(dict(op=op, peer_loss=error.get("peer_loss")))
+    with contextlib.suppress(OSError): self.channel.send(dict(op=op, peer_loss=error.get("peer_loss"), error=error or None))
 
 here: Rank | None = None  # the rank that this process is
 

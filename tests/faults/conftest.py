@@ -1,0 +1,24 @@
+"Prints the table after the tests."
+from collections import defaultdict
+from statistics import median
+
+import pytest
+
+pytest.register_assert_rewrite("faults.trial", "faults.kernels")
+
+TRIALS = []   # (fault, where, seconds or None if it went wrong, what it said)
+
+
+def pytest_terminal_summary(terminalreporter):
+    if not TRIALS: return
+    rows = defaultdict(lambda: defaultdict(list))
+    for fault, where, seconds, said in TRIALS: rows[fault][where].append((seconds, said))
+    def cell(tried):
+        if not tried: return ""
+        if tried[0][0] == "-": return f"- {tried[0][1]}"
+        well = [t for t, _ in tried if t is not None]
+        return f"{len(well)}/{len(tried)}" + (f"  {median(well):.2f} s" if well else "") + ("  known" if tried[0][1] and not well else "")
+    terminalreporter.section("faults: how often all was as it must be, and the median time from the fault to its error")
+    for fault, by in rows.items(): terminalreporter.write_line(f"{fault:26} session {cell(by['session']):15} job {cell(by['job'])}")
+    for fault, by in rows.items():
+        if any(t is None and said for t, said in by["session"]): terminalreporter.write_line(f"known: {fault}: {by['session'][0][1]}")
