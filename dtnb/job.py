@@ -67,6 +67,7 @@ class JobPaths:
     def payload(self): return self.root / "payload"            # the function, its modules, its source
     @property
     def launcher(self): return self.root / "launcher.jsonl"    # the job's own states; one writer: the guard
+    def guard(self, i: int): return self.root / "guards" / f"{i:05d}.jsonl" if i else self.launcher   # of a job on several hosts: one writer each
     @property
     def launcher_log(self): return self.root / "launcher.log"  # what the launching processes printed
     @property
@@ -109,7 +110,8 @@ def jobs_dir() -> Path: return make_private(home() / "jobs")
 # %% ../nbs/01_job.ipynb #e29d15a9
 def runtime_dir() -> Path:
     "A short private folder on this machine for sockets and locks. Raises `PermissionError` if somebody else made it"
-    d = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"dtnb-{os.getuid()}"
+    d = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
+    d = (d if os.access(d, os.W_OK) else Path("/tmp")) / f"dtnb-{os.getuid()}"   # a job inherits the variable of the machine that it was submitted on
     if len(str(d)) > 60: d = Path("/tmp") / f"dtnb-{os.getuid()}"
     make_private(d)
     st = os.lstat(d)

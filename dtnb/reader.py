@@ -62,9 +62,8 @@ def last_line(text: str) -> str:
 
 # %% ../nbs/05_reader.ipynb #55238ff3
 def opening(paths: JobPaths) -> dict:
-    "The guard's first words in a job's record: `guard` (pid), `guard_start`, `host`, `address`, `store`; {} while it has said nothing"
-    said = EventReader(paths.launcher).read()
-    return said[0].data if said else {}
+    "The first words of a job's guard: `guard` (pid), `guard_start`, `host`, `address`, `store`, and the `attempt` if it was requeued; {} while it has said nothing"
+    return next((e.data | dict(attempt=e.attempt) for e in reversed(EventReader(paths.launcher).read()) if "guard" in e.data), {})
 
 # %% ../nbs/05_reader.ipynb #7d404974
 def read_errors(paths: JobPaths, world_size: int) -> list[dict]:

@@ -14,7 +14,7 @@ from .cell import Cell, over
 from .engine import bind, engine, offer
 from .event import Event, EventKind, EventReader
 from .fold import Item, name
-from .guard import LEFT
+from .rank.siblings import LEFT
 from .handle import Job
 from .healing import resize_to, restart_some
 from .job import DtnbError, JobState, JobTimeoutError, jobs_dir

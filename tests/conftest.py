@@ -7,7 +7,7 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import dtnb
-from dtnb.guard import descendants, start_time
+from dtnb.processes import descendants, start_time
 from dtnb.launchers.local import keeper
 
 

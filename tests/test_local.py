@@ -229,7 +229,7 @@ def test_all_sockets_listen_on_loopback_only():
                 except OSError: pass
             return out
         guard = os.getsid(os.getppid())
-        from dtnb.guard import descendants
+        from dtnb.processes import descendants
         for pid in (guard, *descendants(guard)): mine |= inodes(pid)
         found = []
         for name in ("tcp", "tcp6"):

@@ -7,7 +7,7 @@ import pytest
 import dtnb
 from conftest import alive, job_processes, wait_until
 from dtnb.event import EventReader
-from dtnb.guard import descendants
+from dtnb.processes import descendants
 from dtnb.job import runtime_dir
 from dtnb.launchers.local import Local, keeper
 from dtnb.session import Session
@@ -147,7 +147,7 @@ def test_no_process_group_unless_wanted():
 def test_a_killed_kernel_leaves_nothing_after_its_lease():
     code = """
 import os, signal
-from dtnb.guard import descendants
+from dtnb.processes import descendants
 from dtnb.session import Session
 s = Session(2, lease=2)
 s.run("import subprocess\\nsubprocess.Popen(['sleep', '600'], start_new_session=True)")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..channel import Channel, connect
 from ..event import Event, EventKind
-from ..guard import start_time
+from ..processes import start_time
 from ..handle import Job
 from ..job import JobPaths, JobSpec, JobState, LaunchError, make_private, runtime_dir, write_atomic
 from .launcher import Launcher

@@ -35,6 +35,10 @@ class Place:
         "Read torchrun's variables. Raises `KeyError` if one is missing"
         return cls(*(int(env[k]) for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")), int(env.get("GROUP_RANK", 0)))
 
+    def env(self) -> dict[str, str]:
+        "As `from_env` reads it"
+        return {k: str(v) for k, v in zip(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"), (self.rank, self.local_rank, self.world_size, self.local_world_size, self.node_rank))}
+
 def world_env(p: Place, store: str, jax: str, gpus: int) -> dict[str, str]:
     "The variables of a rank: torchrun's contract, JAX's coordinator; `store` and `jax` are host:port, `gpus` is how many this host has"
     host, port = store.rsplit(":", 1)

@@ -4,7 +4,7 @@ import os, subprocess
 import pytest
 
 from conftest import wait_until
-from dtnb.guard import start_time
+from dtnb.processes import start_time
 from dtnb.session import Session
 from test_session import everything, own_home
 

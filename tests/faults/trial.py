@@ -6,7 +6,7 @@ import pytest
 
 import dtnb
 from conftest import alive, job_processes, wait_until
-from dtnb.guard import children_of, descendants
+from dtnb.processes import children_of, descendants
 from dtnb.job import runtime_dir
 from dtnb.launchers.local import Local
 from dtnb.session import Session
