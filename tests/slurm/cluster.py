@@ -37,7 +37,7 @@ def slurm_conf(folder, host, address, port, nodes, user, gpus, accounting_port, 
         ProctrackType="proctrack/linuxproc", TaskPlugin="task/none",    # cgroups need systemd, or rights that a container has not
         JobAcctGatherType="jobacct_gather/linux", JobAcctGatherFrequency="task=1",
         AccountingStorageType="accounting_storage/none", MpiDefault="none",
-        SlurmdParameters="config_overrides", ReturnToService=2,         # nodes have what we say that they have, and come back by themselves
+        SlurmdParameters="config_overrides", ReturnToService=1,         # nodes have what we say that they have; one that was silent comes back by itself, one that the operator took out does not
         GresTypes="gpu", SelectType="select/cons_tres", SelectTypeParameters="CR_Core",
         SchedulerType="sched/backfill", SchedulerParameters="batch_sched_delay=0,sched_interval=1,bf_interval=1,bf_continue",
         PriorityType="priority/multifactor", PreemptType="preempt/partition_prio", PreemptMode="REQUEUE", JobRequeue=1,
@@ -88,7 +88,7 @@ class Cluster:
             if self.accounting: self._start_accounting()
             self.start_controller()
             for n in self.nodes: self.start_node(n)
-            self._wait(lambda: {self.node_state(n) for n in self.nodes} == {"idle"}, 30, "idle nodes")
+            self._wait(lambda: {self.node_state(n) for n in self.nodes} == {"IDLE"}, 30, "idle nodes")
         except BaseException:
             self.stop()
             raise
@@ -157,7 +157,11 @@ class Cluster:
         self.run("sacctmgr", "-i", "add", "user", getpass.getuser(), "Account=lab", "DefaultAccount=lab")
 
     def start_controller(self):
+        "The controller comes up, and knows again the nodes that are up: that takes it 5 s. Steps that a job starts before (22.05) wait for a minute or more"
         self.controller = self.machines.start("slurmctld", "slurmctld", "-D", env=self.env, hostname="login", ready=lambda: listens(self.address, self.controller_port))
+
+        for n in set(self.nodes) & set(self.machines.up()):
+            self._wait(lambda: self._node(n)["SlurmdStartTime"] != "None", 30, f"registration of {n}")
 
     def stop_controller(self, crash=False):
         "The controller goes; jobs run on. It saves its state, unless it crashes"
@@ -219,8 +223,10 @@ class Cluster:
         return self.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T", check=False).stdout.strip()
 
     def node_state(self, node) -> str:
-        "idle, mixed, allocated, down, ...; with a * if the node does not answer"
-        return self.run("sinfo", "-h", "-N", "-p", "main", "-n", node, "-o", "%T", check=False).stdout.strip()
+        "IDLE, MIXED, ALLOCATED, DOWN, ..., with flags such as +NOT_RESPONDING or +DRAIN. Not from sinfo: 22.05 goes on to say mixed for idle and down nodes after the controller came back"
+        return self._node(node)["State"]
+
+    def _node(self, node) -> dict: return dict(word.split("=", 1) for word in self.run("scontrol", "-o", "show", "node", node).stdout.split() if "=" in word)
 
     def wait(self, job, *states, seconds=30) -> str:
         "Until a job is in one of the states"

@@ -24,11 +24,11 @@ class Machines:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root if len(root) < 50 else "/tmp"))  # mode 0700
         self.hosts = self.folder / "hosts"                # what /etc/hosts is on a machine: this one's, and a line for each machine
         self.hosts.write_text(Path("/etc/hosts").read_text() + "\n")
-        (self.folder / "log").mkdir()
+        for f in "log", "out": (self.folder / f).mkdir()  # the daemons' own logs; what else they print
 
     def __enter__(self):
         near, far = socket.socketpair()
-        log = open(self.folder / "log" / "supervisor", "wb")
+        log = open(self.folder / "out" / "supervisor", "wb")
         self.supervisor = subprocess.Popen([sys.executable, "-I", __file__, "supervise", str(far.fileno()), str(self.folder), str(self.owner)], pass_fds=[far.fileno()],
                                            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True)  # a Ctrl-C is for the owner
         far.close()
@@ -69,7 +69,7 @@ class Machines:
         program = which(argv[0])
         if program is None: raise RuntimeError(f"{argv[0]} is not installed")
         pid = self.ask("start", machine=machine, argv=[program, *map(str, argv[1:])], env=dict(os.environ if env is None else env), hostname=hostname if self.isolated else None,
-                       hosts=str(self.hosts), private={str(p): str(f) for p, f in private.items()}, log=str(self.folder / "log" / machine))
+                       hosts=str(self.hosts), private={str(p): str(f) for p, f in private.items()}, log=str(self.folder / "out" / machine))
         end = time.monotonic() + seconds
         while ready and not ready():
             if not alive(pid): raise RuntimeError(f"{machine}: {argv[0]} ended\n{self.log(machine)}")
@@ -77,22 +77,24 @@ class Machines:
             time.sleep(.02)
         return pid
 
+    def up(self) -> list[str]: return self.ask("up")
     def pids(self, machine: str) -> list[int]: return self.ask("pids", machine=machine)
     def kill(self, machine: str):
         "As if its power failed: all its processes stop at once, then are killed"
         self.ask("kill", machine=machine)
     def freeze(self, machine: str):
         "All its processes stop; they keep their connections and say nothing"
-        self.ask("signal", machine=machine, signal=signal.SIGSTOP)
-    def thaw(self, machine: str): self.ask("signal", machine=machine, signal=signal.SIGCONT)
+        self.ask("freeze", machine=machine)
+    def thaw(self, machine: str): self.ask("thaw", machine=machine)
 
     def login(self, hostname="login") -> list[str]:
         "What to put before a command so that it runs on a machine of its own, where the others' names are known; nothing where machines have no names"
         return [sys.executable, "-I", __file__, "enter", hostname, str(self.hosts)] if self.isolated else []
 
-    def log(self, machine="*") -> str:
-        "The ends of what the daemons wrote"
-        return "\n".join(f"== {p.name}\n" + p.read_text(errors="replace")[-20000:] for p in sorted((self.folder / "log").glob(f"{machine}*")))
+    def log(self, machine="") -> str:
+        "What the daemons wrote: their logs, or what they printed if there is none"
+        files = {p.name: p for folder in ("out", "log") for p in (self.folder / folder).glob(f"{machine}*")}
+        return "\n".join(f"== {name}\n" + files[name].read_text(errors="replace")[-20000:] for name in sorted(files))
 
 
 def listens(address, port=None):
@@ -143,6 +145,14 @@ def below(root: int) -> list[int]:
 def send(pids, sig):
     for p in pids:
         with contextlib.suppress(ProcessLookupError): os.kill(p, sig)
+
+
+def freeze(root: int):
+    "Stop what is below a process, and what it forked in the meantime"
+    seen = set()
+    while new := set(below(root)) - seen:
+        send(new, signal.SIGSTOP)
+        seen |= new
 
 
 def sweep(root: int, seconds=10):
@@ -246,6 +256,7 @@ class Supervisor:
     def answer(self, do, machine=None, **more):
         self.keepers = {m: k for m, k in self.keepers.items() if alive(k)}
         if do == "stop": return None
+        if do == "up": return list(self.keepers)
         if do == "isolated?": return isolated(Path(self.folder, "hosts"))
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)   # from here on the kernel collects what ends, orphans too
         if do == "start": return self.start(machine, **more)
@@ -253,9 +264,10 @@ class Supervisor:
             if do == "kill": return None
             raise RuntimeError(f"{machine} is not up")
         if do == "pids": return below(keeper)
-        if do == "signal": return send(below(keeper), more["signal"])
+        if do == "freeze": return freeze(keeper)
+        if do == "thaw": return send(below(keeper), signal.SIGCONT)
         if do == "kill":
-            send(below(keeper), signal.SIGSTOP)         # first, so that none sees another die and says so
+            freeze(keeper)                              # first, so that none sees another die and says so
             sweep(keeper)
             send([keeper], signal.SIGKILL)
             while alive(keeper): time.sleep(.005)
