@@ -43,7 +43,7 @@ def slurm_conf(folder, host, address, port, nodes, user, gpus, accounting_port, 
         PriorityType="priority/multifactor", PreemptType="preempt/partition_prio", PreemptMode="REQUEUE", JobRequeue=1,
         FirstJobId=100 * (1 + secrets.randbelow(900)),                  # job ids of clusters differ: some take a port from it
         KillWait=5, SlurmdTimeout=10, SlurmctldTimeout=10, MessageTimeout=10)
-    if preempt_signal: settings["SlurmctldParameters"] = "preempt_send_user_signal"   # a preempted job gets its own --signal, not SIGTERM
+    if preempt_signal: settings["SlurmctldParameters"] = "preempt_send_user_signal"
     if accounting_port:
         settings |= dict(AccountingStorageType="accounting_storage/slurmdbd", AccountingStorageHost=address, AccountingStoragePort=accounting_port,
                          AccountingStoragePass=f"{folder}/munge/socket", AccountingStorageTRES="gres/gpu",
@@ -63,12 +63,13 @@ def slurmdbd_conf(folder, host, address, port, user) -> str:
 
 class Cluster:
     """A Slurm of `nodes` nodes, each with `cpus` CPUs, `gpus` GPUs and `memory` MB, all of them pretended, and three partitions: `main` (the default), `low`, whose jobs are
-    requeued when `high` wants their place (after `grace` seconds), and `high`.
+    requeued when `high` wants their place, and `high`. With `grace` (seconds) those are told first, by SIGTERM or with `preempt_signal` by their own --signal; and go up to 30 s
+    later than that, because this is how often the controller looks.
 
     Nodes are called node1, node2, ... and have these hostnames, where the kernel lets us (root, or a plain user's namespaces; not in an ordinary Docker container);
     else, or with `namespaces=False`, they are called 127.0.x.1, ... and the hostname is this machine's. `accounting` adds slurmdbd and its database: sacct, sacctmgr,
     and an account `lab`. `private` names folders that each node has for itself, such as /dev/shm (needs namespaces). `conf` overrides what slurm.conf says."""
-    def __init__(self, nodes=2, cpus=4, gpus=2, memory=4000, accounting=False, preempt_signal=False, grace=5, namespaces=True, private=(), conf={}):
+    def __init__(self, nodes=2, cpus=4, gpus=2, memory=4000, accounting=False, preempt_signal=False, grace=0, namespaces=True, private=(), conf={}):
         self.options = dict(count=nodes, cpus=cpus, gpus=gpus, memory=memory, accounting=accounting, preempt_signal=preempt_signal, grace=grace, conf=dict(conf))
         self.accounting, self.namespaces, self.private, self.machines = accounting, namespaces, private, None
 
