@@ -1,7 +1,7 @@
 """A real Slurm, private and thrown away: `with Cluster() as c: c.run("srun", "-N2", "hostname")`.
 
-Everything (configuration, munge's key and socket, logs, state, database) is in one folder of mode 0700, all daemons listen on the loopback only (a running srun
-listens on all addresses, as everywhere; munge guards it), and nothing in /etc is read for configuration or written. Runs as root or as a plain user, any number at once.
+Everything (configuration, munge's key and socket, logs, state, database) is in one folder of mode 0700, and nothing in /etc is read for configuration or written.
+All daemons listen on the loopback only, or without namespaces on the address that this machine's hostname has; a running srun listens on all addresses, as everywhere (munge guards it). Runs as root or as a plain user, any number at once.
 Tested with Debian 12's Slurm 22.05.8; comments name the quirks of that version."""
 import contextlib, getpass, os, secrets, socket, subprocess, time
 from pathlib import Path
