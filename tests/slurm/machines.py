@@ -40,15 +40,16 @@ class Machines:
 
     def __exit__(self, *exc):
         "End every process, remove the folder"
-        if self.supervisor is None or os.getpid() != self.owner: return   # never started; or a fork of the owner that ends
-        with contextlib.suppress(OSError, RuntimeError): self.ask("stop")
-        self.link.close()
-        self.lines.close()
-        try: self.supervisor.wait(20)
-        except subprocess.TimeoutExpired: self.supervisor.kill()
-        self.supervisor.wait()
-        self.supervisor = None
-        shutil.rmtree(self.folder, ignore_errors=True)                    # if the supervisor was killed
+        if os.getpid() != self.owner: return                              # a fork of the owner, at its end
+        if self.supervisor:
+            with contextlib.suppress(OSError, RuntimeError): self.ask("stop")
+            self.link.close()
+            self.lines.close()
+            try: self.supervisor.wait(20)
+            except subprocess.TimeoutExpired: self.supervisor.kill()
+            self.supervisor.wait()
+            self.supervisor = None
+        shutil.rmtree(self.folder, ignore_errors=True)                    # if the supervisor was killed, or never came
 
     def ask(self, do, **more):
         "One question to the supervisor, one answer"
