@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test faults nbtest export readme shots bench clean
+.PHONY: help demo lab slurm test faults nbtest export readme shots bench clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,6 +32,9 @@ demo: $(READY) ## train on 2 ranks from a real notebook; the page is out/demo.ht
 
 lab: $(READY) ## open JupyterLab on the course
 	$(BIN)/dtnb lab
+
+slurm: $(READY) ## a private Slurm to try things by hand: a shell on its login node, and the end of both
+	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m slurm
 
 export: $(DEV) ## write dtnb/*.py from nbs/*.ipynb, and README.md from nbs/index.ipynb
 	$(BIN)/nbdev_export
