@@ -452,10 +452,10 @@ def _meet_the_end(self: Guard):
     first, end = not self.post.index, None
     state, reason = self.verdict()
     if not first: self.say(state, reason)
-    while self.others:
+    while self.others and not self.cancelled:
         self._hear_others()
         if state != JobState.DONE or any(s != JobState.DONE for s in self.over_there.values()): end = end or time.monotonic() + 4 * GRACE
-        if (len(self.over_there) == len(self.others) if first else 0 in self.over_there) or end and time.monotonic() > end or self.cancelled and state == JobState.DONE: break
+        if (len(self.over_there) == len(self.others) if first else 0 in self.over_there) or end and time.monotonic() > end: break
         time.sleep(.05)
     if not first: return
     shutil.rmtree(self.paths.tmp, ignore_errors=True)
@@ -479,6 +479,7 @@ def _drain(self: Guard):
 @patch
 def verdict(self: Guard) -> tuple[JobState, str]:
     "The job's last state and the reason, in one line"
+    if self.cancelled and self.post.scheduler: return JobState.RUNNING, self.cancelled   # why, and what is to become of it, only the scheduler knows
     if self.cancelled: return JobState.DONE if self.finished else JobState.CANCELLED, self.cancelled
     here = self.children and len(self.children) == self.post.nproc and all(c.said == "done" for c in self.children.values())
     if here and all(s == JobState.DONE for s in self.over_there.values()): return JobState.DONE, ""
