@@ -47,3 +47,176 @@ def dtnb_processes(job):
 
 class TestTwoNodes(OnSlurm):
     def make(self, nproc=2, **options): return dtnb.Slurm(nodes=2, nproc_per_node=nproc // 2, **options)
+
+
+class TestOneTaskARank(OnSlurm):
+    def make(self, nproc=2, **options): return dtnb.Slurm(nodes=1, ntasks_per_node=nproc, **options)
+
+
+# ---- what is refused, in seconds, without a trace
+
+@pytest.mark.parametrize("options, words", [
+    (dict(partition="nope"), "there is no partition 'nope': this cluster has main, low, high"),
+    (dict(nodes=3), "asked for 3 nodes, but partition main has at most 2"),
+    (dict(time="25:00:00"), "asked for 1500 minutes, but partition main has at most 1440"),
+    (dict(gpus_per_node=5, nproc_per_node=2), "asked for 5 GPUs a node, but partition main has at most 2"),
+    (dict(licenses="nothing:3"), "Slurm refused the job: .*[Ll]icense"),
+    (dict(dependency="afterok:wrong"), "Slurm refused the job: .*[Dd]ependency"),
+])
+def test_what_can_not_run_is_refused(cluster, options, words):
+    with pytest.raises(dtnb.LaunchError, match=words): dtnb.launch(place, on=dtnb.Slurm(**options))
+    assert not dtnb.jobs() and not cluster.run("squeue", "-h").stdout.strip()
+
+
+def test_an_unknown_account_is_refused_where_accounts_are_known(monkeypatch):
+    if reason := missing(accounting=True): pytest.skip(f"no accounting here: {reason}")
+    with Cluster(accounting=True) as c:
+        monkeypatch.setenv("SLURM_CONF", c.env["SLURM_CONF"])
+        with pytest.raises(dtnb.LaunchError, match="Slurm refused the job: .*[Ii]nvalid account"): dtnb.launch(place, on=dtnb.Slurm(account="nobody"))
+        assert not dtnb.jobs()
+        job = dtnb.launch(sleeps, on=dtnb.Slurm(account="lab"))
+        wait_until(lambda: "child" in job.logs(0), 60, "a start")
+        c.run("scancel", read(job)["id"])
+        assert job.wait(30) == "cancelled" and "scancel" in job.view.reason
+
+
+def read(job):
+    from dtnb.launchers.slurm import read_record
+    return read_record(job.paths)
+
+
+@pytest.mark.parametrize("name", ["it's \"one\" | two", "x JobState=FAILED", "$(touch /tmp/never) `id`"])
+def test_names_may_hold_anything(cluster, name):
+    job = dtnb.launch(place, on=dtnb.Slurm(job_name=name))
+    assert cluster.run("squeue", "-h", "-j", read(job)["id"], "-o", "%j").stdout.strip() == name
+    assert job.wait(60) == "done" and not Path("/tmp/never").exists()
+
+
+# ---- what becomes of jobs
+
+def digits(epochs=3):
+    "Two-layer perceptron on scikit-learn's digits, by DDP"
+    import dtnb, torch, torch.distributed as dist
+    from sklearn.datasets import load_digits
+    dist.init_process_group("gloo")
+    x, y = load_digits(return_X_y=True)
+    x, y = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)))
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    r, n = dist.get_rank(), dist.get_world_size()
+    for epoch in dtnb.track(range(epochs), desc="epoch"):
+        for i in range(0, len(x) - 64 * n, 64 * n):
+            part = slice(i + 64 * r, i + 64 * (r + 1))
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x[part]), y[part])
+            loss.backward()
+            optimizer.step()
+        dtnb.log(loss=loss.item())
+    return sum(p.sum().item() for p in model.parameters()), (model(x).argmax(1) == y).float().mean().item()
+
+
+def test_digits_on_two_nodes_with_two_ranks():
+    job = dtnb.launch(digits, epochs=8, on=dtnb.Slurm(nodes=2, nproc_per_node=2))
+    got = job.results(120)
+    assert len({round(total, 3) for total, _ in got.values()}) == 1 and all(right > .85 for _, right in got.values()), got
+    view = job.view
+    assert {r.host for r in view.ranks.values()} == {"node1", "node2"} and all(r.bar.n == 8 and r.scalars["loss"].last < 1 for r in view.ranks.values())
+
+
+def test_a_rank_that_exits_outside_a_collective_is_named(cluster):
+    job = dtnb.launch(rank_one_exits, on=dtnb.Slurm(nodes=2))
+    began = time.monotonic()
+    with pytest.raises(dtnb.RankFailedError, match="rank 1 on node2: its process ended with exit code 3"): job.result(timeout=60)
+    assert time.monotonic() - began < 30
+    wait_until(lambda: not dtnb_processes(job), 20, "the end of all")
+
+
+def test_scancel_outside_dtnb_is_seen(cluster):
+    job = dtnb.launch(sleeps, on=dtnb.Slurm(nodes=2))
+    wait_until(lambda: all("child" in job.logs(r) for r in range(2)), 60, "a start")
+    cluster.run("scancel", read(job)["id"])
+    assert job.wait(30) == "cancelled" and job.view.reason == "CANCELLED: cancelled outside dtnb (scancel)"
+    wait_until(lambda: not dtnb_processes(job), 20, "the end of all")
+    assert dtnb.attach(job.id).state == "cancelled"
+
+
+def test_cancel_of_a_job_that_waits(cluster):
+    first = dtnb.launch(sleeps, on=dtnb.Slurm(nodes=2, exclusive=True))
+    wait_until(lambda: first.state == "running", 60, "a start")
+    second = dtnb.launch(place, on=dtnb.Slurm(nodes=2, exclusive=True))
+    wait_until(lambda: "waits" in second.view.reason or "others are before" in second.view.reason, 20, "a reason")
+    assert second.cancel("not needed") == "cancelled" and second.view.reason == "not needed"
+    assert first.cancel() == "cancelled"
+
+
+def test_two_jobs_on_one_node_at_once():
+    jobs = [dtnb.launch(digits, epochs=1, on=dtnb.Slurm(nproc_per_node=2, cpus_per_task=2, nodelist="node1")) for _ in range(2)]
+    assert [j.wait(120) for j in jobs] == ["done"] * 2 and len({j.results()[0] for j in jobs}) == 1
+
+
+def resources():
+    import os
+    return {k: os.environ.get(k) for k in ("CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK", "SLURM_JOB_ID", "SLURM_CONF", "HOSTILE")}
+
+
+def test_gpus_and_cpus_are_slurms():
+    one, two = [dtnb.launch(resources, on=dtnb.Slurm(gpus_per_node=1, cpus_per_task=2, nodelist="node1")).results(60)[0] for _ in range(2)]
+    assert one["CUDA_VISIBLE_DEVICES"] in ("0", "1") and one["SLURM_CPUS_PER_TASK"] == "2"
+
+
+def test_submission_from_inside_a_job_with_hostile_variables(monkeypatch):
+    for k, v in dict(SLURM_JOB_ID="1", SLURM_NTASKS="64", SBATCH_PARTITION="nope", SBATCH_TIMELIMIT="0", SQUEUE_FORMAT="%j", SLURM_CLUSTERS="mars", SLURM_NNODES="7", PMIX_RANK="3", SLURM_CPU_BIND="rank", SBATCH_EXPORT="NONE", HOSTILE="kept").items(): monkeypatch.setenv(k, v)
+    job = dtnb.launch(resources, on=dtnb.Slurm(nodes=2))
+    got = job.results(60)
+    assert {g["SLURM_JOB_ID"] for g in got.values()} == {read(job)["id"]} and {g["HOSTILE"] for g in got.values()} == {"kept"}
+
+
+def test_a_print_is_seen_while_the_rank_sleeps():
+    def speaks():
+        import time
+        print("no newline", end="")
+        time.sleep(600)
+    job = dtnb.launch(speaks, on=dtnb.Slurm())
+    wait_until(lambda: job.state == "running", 60, "a start")
+    wait_until(lambda: "no newline" in job.logs(0), 10, "the print")
+    job.cancel()
+
+
+def test_a_module_edited_while_pending_runs_as_it_was(tmp_path, monkeypatch, cluster):
+    (tmp_path / "recipe.py").write_text("def answer(): return 'old'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import recipe
+    def uses(): return recipe.answer()
+    first = dtnb.launch(sleeps, on=dtnb.Slurm(nodes=2, exclusive=True))
+    wait_until(lambda: first.state == "running", 60, "a start")
+    job = dtnb.launch(uses, on=dtnb.Slurm())
+    (tmp_path / "recipe.py").write_text("def answer(): return 'new'\n")
+    first.cancel()
+    assert job.result(timeout=60) == "old"
+
+
+# ---- the kernel and the controller go away
+
+def test_a_killed_kernel_leaves_one_job_and_the_next_attaches(cluster):
+    code = "import dtnb, os, time\ndef work():\n    import dtnb, time\n    for i in dtnb.track(range(50)): time.sleep(.1)\n    return i\njob = dtnb.launch(work, on=dtnb.Slurm())\nprint(job.id, flush=True)\ntime.sleep(600)"
+    kernel = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    job = dtnb.attach(kernel.stdout.readline().strip())
+    wait_until(lambda: job.state == "running", 60, "a start")
+    kernel.kill()
+    kernel.wait()
+    assert dtnb.attach(job.id).result(timeout=60) == 49 and len(dtnb.jobs()) == 1
+
+
+def test_an_sbatch_that_does_not_answer_is_adopted_once(cluster, tmp_path, monkeypatch):
+    "It submits, then sleeps longer than we wait"
+    import shutil
+    real = shutil.which("sbatch")
+    (tmp_path / "sbatch").write_text(f"#!/bin/bash\n{real} \"$@\" >/dev/null\nexec sleep 600\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    from dtnb.launchers import slurm
+    monkeypatch.setattr(slurm, "PATIENCE", 3)
+    job = dtnb.launch(place, on=dtnb.Slurm(nodes=2))
+    assert not read(job).get("id")
+    assert job.wait(60) == "done" and read(job)["id"] and len(cluster.run("squeue", "-h", "-t", "all", "-o", "%k").stdout.split(read(job)["token"])) == 2
