@@ -166,6 +166,8 @@ class Slurm(Launcher):
         record = note(job.paths, cancel=reason)
         if record.get("id") or self._adopt(job.paths): ask("scancel", read_record(job.paths)["id"])
 
+    def save(self, job, again): ask("scancel", f"--signal={'USR2' if again else 'TERM'}", read_record(job.paths)["id"])
+
     def poll(self, job):
         record = read_record(job.paths)
         if record.get("state"): return [_event(record["state"], record["reason"], record["t"])]
@@ -233,6 +235,8 @@ def main(root: str):
     spec = JobSpec.from_json(JobPaths(Path(root)).spec.read_text())
     post = post_of(os.environ, spec, node_address(os.environ))
     preload(["torch", "torch.distributed", "dtnb.rank.worker", "dtnb.rank.adapters"])
-    sys.exit(guard_main(root, count_gpus(), post=post) != JobState.DONE)
+    state = guard_main(root, count_gpus(), post=post)
+    if state == JobState.PENDING and not post.index: ask("scontrol", "requeue", os.environ["SLURM_JOB_ID"])
+    sys.exit(state not in (JobState.DONE, JobState.PENDING))
 
 if __name__ == "__main__" and "dtnb.launchers.slurm" in str(__spec__): main(sys.argv[1])
