@@ -141,12 +141,13 @@ def sockets(address) -> Path:
 
 @patch
 def _fork(self: Guard, run) -> int:
-    "A child that dies with the guard, has none of its sockets, and runs `run`"
+    "A child that dies with the guard, has none of its sockets, and runs `run`. A scheduler signals every process of a job; only the guard is to listen"
     if pid := os.fork(): return pid
     status = 1
     try:
         die_with_parent()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, (lambda *_: None) if self.post.scheduler else signal.SIG_DFL)
+        signal.signal(signal.SIGUSR2, lambda *_: None)
         for key in list(self.loop.get_map().values()): os.close(key.fd)
         run()
         status = 0
@@ -325,6 +326,7 @@ def _on_gone(self: Guard, key, c):
     if (code := zombie_code(c.pid)) is not None: self.codes.setdefault(c.pid, code)
     now = oom_kills()
     c.oom, self.oom = (None if now is None else now > self.oom), now
+    if self.post.scheduler and self.codes.get(c.pid) == -signal.SIGTERM: self._on_term(f"{self.post.scheduler} asked the ranks to end (SIGTERM)")   # and the guard, a moment later
     if self.spec.keep_siblings: self._one_died(c)
     if c.said not in ("done", "saved"): self._someone_failed()
 
@@ -410,7 +412,8 @@ def _save(self: Guard):
     self.saving = why or "somebody asked it to save"
     self.say(JobState.RUNNING, f"{self.saving}; saving", saving=self.saving, again=self.again)
     self.deadline = self.deadline or time.monotonic() + SAVING
-    for c in ranks: c.channel.send(dict(op="ask", id="save", what="save"))
+    for c in ranks:
+        with contextlib.suppress(OSError): c.channel.send(dict(op="ask", id="save", what="save"))   # it dies at this moment
 
 @patch
 def _all_saved(self: Guard) -> bool: return bool(self.saving) and any(c.said == "saved" for c in self.children.values()) and all(c.said in ("saved", "done") for c in self.children.values())

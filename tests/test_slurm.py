@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import dtnb
-from conftest import alive, wait_until
+from conftest import SLOW, alive, wait_until
 from contract import LauncherContract, place, rank_one_exits, sleeps
 from slurm import Cluster
 from slurm.cluster import missing
@@ -220,3 +220,74 @@ def test_an_sbatch_that_does_not_answer_is_adopted_once(cluster, tmp_path, monke
     job = dtnb.launch(place, on=dtnb.Slurm(nodes=2))
     assert not read(job).get("id")
     assert job.wait(60) == "done" and read(job)["id"] and len(cluster.run("squeue", "-h", "-t", "all", "-o", "%k").stdout.split(read(job)["token"])) == 2
+
+
+# ---- saving, preemption, the time limit, nodes and controllers that go
+
+def test_preemption_saves_and_goes_on(monkeypatch):
+    "Slurm takes the nodes, gives them back, and every step is done once"
+    from test_checkpoint import stepped, train
+    with Cluster(preempt_signal=True, grace=30) as c:
+        monkeypatch.setenv("SLURM_CONF", c.env["SLURM_CONF"])
+        job = dtnb.launch(train, 400, on=dtnb.Slurm(nodes=2, partition="low", exclusive=True, signal_delay_s=5))
+        stepped(job, 10)
+        first = dtnb.launch(place, on=dtnb.Slurm(nodes=2, partition="high", exclusive=True))
+        assert first.wait(120) == "done"
+        got = job.results(120)
+        assert {w for w, _ in got.values()} == {400.0} and job.view.attempt == 1 and all(len(h) == 1 for _, h in got.values())
+        assert "== attempt 2 ==" in job.logs(1) and len(dtnb.jobs()) == 2
+
+
+def test_a_time_limit_saves_and_goes_on(cluster):
+    "A limit of one minute, for a run that needs longer"
+    from test_checkpoint import train
+    job = dtnb.launch(train, 700, pause=.1, on=dtnb.Slurm(nodes=2, time=1, signal_delay_s=30))
+    seen = set()
+    wait_until(lambda: seen.add((job.view.attempt, str(job.view.state))) or job.view.attempt == 1 and job.view.state == "running" or job.view.state.ended, 150, "the second attempt")
+    assert job.view.attempt == 1 and "begins at step 0" in job.logs(0) and "== attempt 2 ==" in job.logs(0), (seen, job.view.reason)
+    assert job.cancel() == "cancelled"
+
+
+@pytest.mark.skipif(not SLOW, reason="a minute and a half: make test-all")
+def test_a_job_over_its_limit_that_can_not_save(cluster):
+    job = dtnb.launch(sleeps, on=dtnb.Slurm(time=1))
+    assert job.wait(180) == "failed" and job.view.reason == "TIMEOUT: it was over its time limit"
+    with pytest.raises(dtnb.LaunchError, match="TIMEOUT"): job.result()
+
+
+def test_a_node_that_goes_down(monkeypatch):
+    with Cluster(conf=dict(SlurmdTimeout=6, MessageTimeout=3)) as c:
+        monkeypatch.setenv("SLURM_CONF", c.env["SLURM_CONF"])
+        job = dtnb.launch(sleeps, on=dtnb.Slurm(nodes=2, no_requeue=True))
+        wait_until(lambda: all("child" in job.logs(r) for r in range(2)), 60, "a start")
+        c.kill_node("node2")
+        assert job.wait(90) == "failed" and "NODE_FAIL: a node failed" in job.view.reason, job.view.reason
+        wait_until(lambda: not dtnb_processes(job), 30, "the end of all")
+
+
+def test_a_suspended_job_says_so(cluster):
+    job = dtnb.launch(sleeps, on=dtnb.Slurm())
+    wait_until(lambda: job.state == "running", 60, "a start")
+    cluster.run("scontrol", "suspend", read(job)["id"])
+    wait_until(lambda: "SUSPENDED" in job.view.reason, 20, "SUSPENDED")
+    assert job.state == "running"
+    cluster.run("scontrol", "resume", read(job)["id"])
+    wait_until(lambda: "SUSPENDED" not in job.view.reason, 20, "the end of it")
+    job.cancel()
+
+
+def test_a_controller_that_is_away_for_a_while():
+    "The job runs on, what it says is seen, and nobody calls it lost"
+    with pytest.MonkeyPatch.context() as m, Cluster() as c:
+        m.setenv("SLURM_CONF", c.env["SLURM_CONF"])
+        m.setenv("DTNB_SQUEUE_SECONDS", ".5")
+        job = dtnb.launch(digits, epochs=3000, on=dtnb.Slurm(nodes=2))
+        wait_until(lambda: (b := job.view.ranks[0].bar) is not None and b.n > 2, 60, "a start")
+        c.stop_controller()
+        end, before = time.monotonic() + (60 if SLOW else 8), job.view.ranks[0].bar.n
+        while time.monotonic() < end:
+            assert job.state == "running"
+            time.sleep(.5)
+        assert job.view.ranks[0].bar.n > before
+        c.start_controller()
+        assert job.cancel(timeout=60) == "cancelled"

@@ -175,7 +175,7 @@ class Slurm(Launcher):
         seen = poller().last(record["id"])
         if seen is None: return []
         state, reason = seen.verdict()
-        if not seen.ended: return [_event(state, reason, seen.t)] if state == JobState.PENDING or reason else []
+        if not seen.ended: return [_event(state, reason, seen.t)] if state == JobState.PENDING or reason or job.reader.view.reason.startswith("SUSPENDED") else []
         if time.time() - seen.t < 2: return []              # the guards' own last words may be on their way through the file system
         state, reason = final(job, record, seen.word, state, reason)
         note(job.paths, state=state, reason=reason, t=seen.t)

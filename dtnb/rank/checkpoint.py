@@ -89,8 +89,13 @@ def checkpoint(save, load=None, every: int = 0) -> Checkpoint:
         if load: load(Path(found["path"]))
         ckpt.steps = found["step"]
     _now = ckpt
+    _leave_it_to_the_guard()
     rank.channel.send(dict(op="checkpoint"))
     return ckpt
+
+def _leave_it_to_the_guard():
+    "A scheduler's SIGTERM comes to the ranks, too: one that can save waits to be asked"
+    signal.signal(signal.SIGTERM, lambda *_: None)
 
 def asked(question, fds):
     "The control thread hears that the rank is to save"
@@ -115,10 +120,12 @@ def ask_object(fn, args, kwargs):
     import cloudpickle
     rank = _here()
     def handler(signum, frame):
+        signal.signal(signum, lambda *_: None)             # a scheduler sends it, too
         again = fn.checkpoint(*args, **kwargs)
         if again is None: return
         write_atomic(rank.paths.next_call(rank.place.rank), cloudpickle.dumps((again.function, again.args, again.kwargs)))
         raise Saved(None)
     _signal = signal.SIGUSR2
     signal.signal(_signal, handler)
+    _leave_it_to_the_guard()
     rank.channel.send(dict(op="checkpoint"))

@@ -154,7 +154,8 @@ def die_with_parent():
 def _become_rank():
     with contextlib.suppress(PermissionError): os.setsid()
     die_with_parent()
-    for s in (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP): signal.signal(s, signal.SIG_DFL)
+    for s in (signal.SIGTERM, signal.SIGHUP): signal.signal(s, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR2, lambda *_: None)   # a scheduler sends it to every process of a job, before the end; it is meant for the guard
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
     atexit._clear()          # what the parent registered is not ours to run
