@@ -81,6 +81,8 @@ FAULTS = [
     Fault("kernel shut down", kernel=(kernels.session_after_shutdown, None), no_job="it goes on, as after a restart",
           known="at its end a kernel waits for its zygote before it ends its session, and may be killed meanwhile: the ranks stay for their lease (43_magic, do_shutdown)"),
     Fault("kernel SIGKILL", kernel=(kernels.session_after_sigkill, kernels.job_after_sigkill)),
+    Fault("kernel SIGKILL, then a raise", kernel=(kernels.session_of_blocked_ranks, None), no_job="as above",
+          known="an attaching kernel waits for an answer of every rank in its turn behind the cell that runs (Session._connect); ranks that an interrupt freed are healed only if their cell failed (Cell._finish)"),
     Fault("read-only job folder", kernel=(kernels.session_in_read_only_folder, kernels.job_in_read_only_folder)),
     Fault("read-only home", kernel=(kernels.session_in_read_only_home, kernels.job_in_read_only_home)),
 ]
