@@ -35,7 +35,7 @@ class Fault:
     kernel: tuple = ()                       # instead of all that: how it is tried in (a session, a job), in a kernel of its own
 
 
-SILENT = "the error names the first rank that did not stop, not the one that does not answer, for which the others wait (Cell.exception)"
+SILENT = "the error names the first rank that did not stop, not the one that does not answer; its peers are not freed (Cell.exception, Session.free)"
 BLOCKS = "dist.all_reduce(torch.ones(1))"
 def once(what, blocks=BLOCKS): return f"if rank == 1:\n    fault()\n    {what}\n{blocks}"
 def everywhere(what): return f"fault()\n{what}"
@@ -50,7 +50,7 @@ FAULTS = [
     Fault("exit", once("os._exit(3)"), says="its process ended with exit code 3", then=RANKS),
     Fault("SIGKILL", once("os.kill(os.getpid(), signal.SIGKILL)"), says="its process was killed by SIGKILL", then=RANKS),
     Fault("SIGSEGV", once("import ctypes; ctypes.string_at(0)"), says="its process was killed by SIGSEGV", then=RANKS),
-    Fault("SIGSTOP", everywhere(f"if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n{BLOCKS}"), says="did not stop", then=FRESH, refuses="still in cell .*%dist restart", act=interrupt, state="cancelled", known=SILENT),
+    Fault("SIGSTOP", everywhere(f"if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n{BLOCKS}"), says="did not stop", then=RANKS, refuses="rank 1 is still in cell .*%dist restart --ranks 1 only", act=interrupt, state="cancelled", known=SILENT),
     Fault("no memory: Python", once("limit(); x = bytearray(1 << 36)"), says="MemoryError", after="unlimit()"),
     Fault("no memory: torch", once("limit(); x = torch.ones(1 << 34)"), says="RuntimeError: .*can't allocate memory", after="unlimit()"),
     Fault("mutual recv", everywhere("dist.recv(torch.zeros(1), src=1 - rank)"), rank=None, says="rank 0 waited in recv .*\nrank 1 waited in recv", act=interrupt, state="cancelled"),
@@ -60,7 +60,7 @@ FAULTS = [
     Fault("interrupt: Python loop", everywhere("while True: pass"), rank=None, says="KeyboardInterrupt", act=interrupt, state="cancelled"),
     Fault("interrupt: time.sleep", everywhere("time.sleep(600)"), rank=None, says="KeyboardInterrupt", act=interrupt, state="cancelled"),
     Fault("interrupt: C code", TIRED + everywhere("x = hashlib.pbkdf2_hmac('sha256', b'', b'', n)\nwhile True: pass"), rank=None, says="KeyboardInterrupt", act=interrupt, state="cancelled"),
-    Fault("GIL held for ever", everywhere(f"if rank == 1: sum(range(10 ** 13))\n{BLOCKS}"), says="did not stop", then=FRESH, refuses="still in cell .*%dist restart", act=interrupt, state="cancelled", known=SILENT),
+    Fault("GIL held for ever", everywhere(f"if rank == 1: sum(range(10 ** 13))\n{BLOCKS}"), says="did not stop", then=RANKS, refuses="rank 1 is still in cell .*%dist restart --ranks 1 only", act=interrupt, state="cancelled", known=SILENT),
     Fault("guard killed", everywhere("time.sleep(600)"), rank=None, says="guard .* is gone without a last word", then=ENDED, known="a session does not notice that its guard is gone (Session.hear)", job="guard .* is gone without a last word", act=kill_guard, state="lost"),
     Fault("driver killed", everywhere("time.sleep(600)"), rank=None, job="the process that starts the ranks: its process was killed by SIGKILL", act=kill_driver, no_session="a session's ranks are children of its guard"),
     Fault("controller killed", everywhere("time.sleep(600)"), rank=None, says="serve_controller ended", then=ENDED, act=kill_controller, no_job="a job has no controller"),
