@@ -5,12 +5,7 @@ from typing import Callable
 from test_healing import KINDS, SETUP
 
 from . import kernels
-from .trial import fill_disk, interrupt, kill_controller, kill_driver, kill_guard, tear_lines
-
-WORKS = "works"        # the next cell works, with the variables of before
-RANKS = "some ranks"   # it is refused with a reason, works after `%dist restart --ranks`; the other ranks keep their variables
-FRESH = "fresh ranks"  # it is refused with a reason, works after `%dist restart`
-ENDED = "ended"        # the session is over and says why; a new one works
+from .trial import ENDED, RANKS, WORKS, fill_disk, interrupt, kill_controller, kill_driver, kill_guard, tear_lines
 
 
 @dataclass(frozen=True)
