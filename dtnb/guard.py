@@ -555,6 +555,7 @@ def run(self: Guard):
         self._hear(.25)
         now = time.time()
         for c in self.children.values():
+            _own_up(c, now)
             if c.run[3] and now - c.run[4] > .2: _index(c)
         self._check_lease()
     self.sweep()

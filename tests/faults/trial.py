@@ -50,7 +50,7 @@ def kill_driver(at): os.kill(_parent(at.of.view.ranks[0].pid), signal.SIGKILL)
 def kill_controller(at):
     "Among the guard's children: no rank, and started after the store"
     ranks = {r.pid for r in at.of.job.view.ranks.values()}
-    os.kill(max(set(children_of(guard(at.of))) - ranks, key=start_time), signal.SIGKILL)
+    os.kill(max(set(children_of(guard(at.of))) - ranks, key=lambda p: (start_time(p), p)), signal.SIGKILL)
 
 
 def fill_disk(at):
