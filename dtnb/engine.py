@@ -61,7 +61,7 @@ class _Tap:
 class Shell:
     "This rank's shell, seen from its control thread and from requests"
     def __init__(self, rank, frames):
-        self.rank, self.frames, self.cells, self.busy, self.kernel, self.values = rank, frames, Cells(), False, None, {}
+        self.rank, self.frames, self.cells, self.busy, self.app, self.kernel, self.values = rank, frames, Cells(), False, None, None, {}
         self.injected, self.heard = set(), 0                 # heard: how many signals the main thread has seen
         self.unwanted, self.over, self.gate = set(), 0, threading.Lock()   # cells to interrupt that had not begun; the last that has ended
 
@@ -221,8 +221,9 @@ def engine(init: str = "auto"):
     os.environ["IPYTHONDIR"] = str(make_private(rank.paths.tmp / "ipython"))
     while not _whole(found := connection_file(rank.paths, "engine")): time.sleep(.005)
     profile = make_private(rank.paths.tmp / f"engine-{rank.place.rank}")
-    _make_engine(shell, [f"--profile-dir={profile}", f"--work-dir={os.getcwd()}", f"--IPEngine.url_file={found}", f"--IPEngine.id={rank.place.rank}", "--IPEngine.enable_nanny=False", "--IPEngine.timeout=60",
-                         "--IPEngine.max_heartbeat_misses=0", "--log-level=50"]).start()
+    shell.app = _make_engine(shell, [f"--profile-dir={profile}", f"--work-dir={os.getcwd()}", f"--IPEngine.url_file={found}", f"--IPEngine.id={rank.place.rank}", "--IPEngine.enable_nanny=False", "--IPEngine.timeout=60",
+                         "--IPEngine.max_heartbeat_misses=0", "--log-level=50"])
+    shell.app.start()
 
 def _whole(path) -> bool:
     "Whether a connection file is there and complete"
@@ -234,7 +235,7 @@ def _complete(q, fds): return complete(here.ns, q["code"], q["cursor"]) if not h
 def _describe(q, fds): return describe(here.ns, q["name"], q.get("detail", 0)) if not here.busy else None
 def _who(q, fds): return own_names(here.ns, here.injected)
 
-def _busy(q, fds): return dict(init=here.init, cell=here.cells.now if here.busy else 0)
+def _busy(q, fds): return dict(init=here.init, cell=here.cells.now if here.busy else 0, engine=here.app.id)
 def _interrupt(q, fds): here.interrupt(q["cell"])
 def _connections(q, fds): return collectives.connections()
 def _shut(q, fds):

@@ -466,7 +466,7 @@ def run(self: Guard):
         self._hear(.25)
         now = time.time()
         for c in self.children.values():
-            if c.run[3] and now - c.run[4] > .2: c.flush()
+            if c.run[3] and now - c.run[4] > .2 or c.lost[0]: c.flush()
         self.check_lease()
         if self.wanted: self._save()
     self.sweep()

@@ -5,12 +5,7 @@ from typing import Callable
 from test_healing import KINDS, SETUP
 
 from . import kernels
-from .trial import fill_disk, interrupt, kill_controller, kill_driver, kill_guard, tear_lines
-
-WORKS = "works"        # the next cell works, with the variables of before
-RANKS = "some ranks"   # it is refused with a reason, works after `%dist restart --ranks`; the other ranks keep their variables
-FRESH = "fresh ranks"  # it is refused with a reason, works after `%dist restart`
-ENDED = "ended"        # the session is over and says why; a new one works
+from .trial import ENDED, RANKS, WORKS, fill_disk, interrupt, kill_controller, kill_driver, kill_guard, tear_lines
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class Fault:
     kernel: tuple = ()                       # instead of all that: how it is tried in (a session, a job), in a kernel of its own
 
 
-SILENT = "the error names the first rank that did not stop, not the one that does not answer, for which the others wait (Cell.exception)"
+SILENT = "the error names the first rank that did not stop, not the one that does not answer; its peers are not freed (Cell.exception, Session.free)"
 BLOCKS = "dist.all_reduce(torch.ones(1))"
 def once(what, blocks=BLOCKS): return f"if rank == 1:\n    fault()\n    {what}\n{blocks}"
 def everywhere(what): return f"fault()\n{what}"
@@ -50,7 +45,7 @@ FAULTS = [
     Fault("exit", once("os._exit(3)"), says="its process ended with exit code 3", then=RANKS),
     Fault("SIGKILL", once("os.kill(os.getpid(), signal.SIGKILL)"), says="its process was killed by SIGKILL", then=RANKS),
     Fault("SIGSEGV", once("import ctypes; ctypes.string_at(0)"), says="its process was killed by SIGSEGV", then=RANKS),
-    Fault("SIGSTOP", everywhere(f"if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n{BLOCKS}"), says="did not stop", then=FRESH, refuses="still in cell .*%dist restart", act=interrupt, state="cancelled", known=SILENT),
+    Fault("SIGSTOP", everywhere(f"if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n{BLOCKS}"), says="did not stop", then=RANKS, refuses="rank 1 is still in cell .*%dist restart --ranks 1 only", act=interrupt, state="cancelled", known=SILENT),
     Fault("no memory: Python", once("limit(); x = bytearray(1 << 36)"), says="MemoryError", after="unlimit()"),
     Fault("no memory: torch", once("limit(); x = torch.ones(1 << 34)"), says="RuntimeError: .*can't allocate memory", after="unlimit()"),
     Fault("mutual recv", everywhere("dist.recv(torch.zeros(1), src=1 - rank)"), rank=None, says="rank 0 waited in recv .*\nrank 1 waited in recv", act=interrupt, state="cancelled"),
@@ -60,7 +55,7 @@ FAULTS = [
     Fault("interrupt: Python loop", everywhere("while True: pass"), rank=None, says="KeyboardInterrupt", act=interrupt, state="cancelled"),
     Fault("interrupt: time.sleep", everywhere("time.sleep(600)"), rank=None, says="KeyboardInterrupt", act=interrupt, state="cancelled"),
     Fault("interrupt: C code", TIRED + everywhere("x = hashlib.pbkdf2_hmac('sha256', b'', b'', n)\nwhile True: pass"), rank=None, says="KeyboardInterrupt", act=interrupt, state="cancelled"),
-    Fault("GIL held for ever", everywhere(f"if rank == 1: sum(range(10 ** 13))\n{BLOCKS}"), says="did not stop", then=FRESH, refuses="still in cell .*%dist restart", act=interrupt, state="cancelled", known=SILENT),
+    Fault("GIL held for ever", everywhere(f"if rank == 1: sum(range(10 ** 13))\n{BLOCKS}"), says="did not stop", then=RANKS, refuses="rank 1 is still in cell .*%dist restart --ranks 1 only", act=interrupt, state="cancelled", known=SILENT),
     Fault("guard killed", everywhere("time.sleep(600)"), rank=None, says="guard .* is gone without a last word", then=ENDED, known="a session does not notice that its guard is gone (Session.hear)", job="guard .* is gone without a last word", act=kill_guard, state="lost"),
     Fault("driver killed", everywhere("time.sleep(600)"), rank=None, job="the process that starts the ranks: its process was killed by SIGKILL", act=kill_driver, no_session="a session's ranks are children of its guard"),
     Fault("controller killed", everywhere("time.sleep(600)"), rank=None, says="serve_controller ended", then=ENDED, act=kill_controller, no_job="a job has no controller"),
@@ -81,6 +76,8 @@ FAULTS = [
     Fault("kernel shut down", kernel=(kernels.session_after_shutdown, None), no_job="it goes on, as after a restart",
           known="at its end a kernel waits for its zygote before it ends its session, and may be killed meanwhile: the ranks stay for their lease (43_magic, do_shutdown)"),
     Fault("kernel SIGKILL", kernel=(kernels.session_after_sigkill, kernels.job_after_sigkill)),
+    Fault("kernel SIGKILL, then a raise", kernel=(kernels.session_of_blocked_ranks, None), no_job="as above",
+          known="an attaching kernel waits for an answer of every rank in its turn behind the cell that runs (Session._connect); ranks that an interrupt freed are healed only if their cell failed (Cell._finish)"),
     Fault("read-only job folder", kernel=(kernels.session_in_read_only_folder, kernels.job_in_read_only_folder)),
     Fault("read-only home", kernel=(kernels.session_in_read_only_home, kernels.job_in_read_only_home)),
 ]
