@@ -43,7 +43,8 @@ class Cell:
     stopped: bool = False                          # somebody interrupted it
     seen: dict = field(default_factory=dict)       # rank -> its place at the last look
     looks: dict = field(default_factory=dict)      # rank -> how often it had not moved
-    waiter: object = None                          # what hears of output that comes after the end
+    waiter: object = None                          # what hears of output that comes after the end,
+    late: dict = field(default_factory=dict)       # which is here: rank -> [Item], until it is handed on
     finished: bool = False
 
     def __repr__(self): return f"Cell({self.number}{': ' + self.name if self.name else ''} on {name(self.ranks)}, {self.state})"
@@ -189,10 +190,17 @@ def cancel(self: Cell, timeout: float = 5) -> JobState:
 # %% ../nbs/session/27_cell.ipynb #8e256521
 @patch
 def take(self: Cell, rank: int, item: Item):
-    "Keep a piece of output; after the end of the cell it is handed on"
+    "Keep a piece of output; after the end of the cell it is for `waiter`"
     if item.kind == "clear_output": self.outputs[rank] = []
     else: self.outputs[rank].append(item)
-    if self.waiter: self.waiter(self, rank, item)
+    if self.waiter: self.late.setdefault(rank, []).append(item)
+
+@patch
+def hand_on(self: Cell):
+    "Tell of what has come since the end, of all ranks at once: what is the same is shown once"
+    if self.late:
+        late, self.late = self.late, {}
+        self.waiter(self, late)
 
 @patch
 def text(self: Cell, rank: int, stream: str | None = None) -> str:

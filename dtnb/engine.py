@@ -217,7 +217,7 @@ def engine(init: str = "auto"):
     shell.ns.update(names)
     shell.injected = {*shell.ns, "In", "Out", "get_ipython", "exit", "quit", "open"}
     worker.ANSWERS.update(complete=_complete, describe=_describe, who=_who, hold=_hold, connections=_connections, shut=_shut, sequence=_sequence, busy=_busy, interrupt=_interrupt)
-    here.init = init
+    here.init, here.device = init, names["device"].type
     os.environ["IPYTHONDIR"] = str(make_private(rank.paths.tmp / "ipython"))
     while not _whole(found := connection_file(rank.paths, "engine")): time.sleep(.005)
     profile = make_private(rank.paths.tmp / f"engine-{rank.place.rank}")
@@ -234,7 +234,7 @@ def _complete(q, fds): return complete(here.ns, q["code"], q["cursor"]) if not h
 def _describe(q, fds): return describe(here.ns, q["name"], q.get("detail", 0)) if not here.busy else None
 def _who(q, fds): return own_names(here.ns, here.injected)
 
-def _busy(q, fds): return dict(init=here.init, cell=here.cells.now if here.busy else 0)
+def _busy(q, fds): return dict(init=here.init, device=here.device, engine=getattr(here.kernel, "engine_id", None), cell=here.cells.now if here.busy else 0)
 def _interrupt(q, fds): here.interrupt(q["cell"])
 def _connections(q, fds): return collectives.connections()
 def _shut(q, fds):

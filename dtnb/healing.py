@@ -68,7 +68,8 @@ def resize_to(session, nproc: int, end) -> list[str]:
     session.hear()
     if isinstance(nproc, bool) or not isinstance(nproc, int) or nproc < 1: raise ValueError(f"a session has at least 1 rank, not {nproc!r}")
     session.check([r for r in session.ranks if r < nproc], gone=range(nproc, before))
-    if busy := sorted({r for c in session.cells.values() for r in c.pending}): raise DtnbError(f"{name(busy)} still {'runs' if len(busy) == 1 else 'run'} a cell: wait for it, or stop it with %dist interrupt")
+    busy = {r for r, b in session.ask_all(session.ranks, "busy").items() if b["cell"]}   # also with a cell of the kernel before
+    if busy := sorted({r for c in session.cells.values() for r in c.pending} | busy): raise DtnbError(f"{name(busy)} still {'runs' if len(busy) == 1 else 'run'} a cell: wait for it, or stop it with %dist interrupt")
     if nproc == before: return []
     for c in session.cells.values(): c.exception()          # cells of the dead have failed, for good
     session.resized, session.dead = None, {}

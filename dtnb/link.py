@@ -46,8 +46,8 @@ class Link:
 
 # %% ../nbs/session/25_link.ipynb #c65012a1
 @patch
-def reach(self: Link, job, end):
-    "Reach the job's guard, its controller and its ranks, in this order, until `end` (monotonic). Raises `LaunchError`"
+def reach(self: Link, job, end, again=False):
+    "Reach the job's guard, its controller and its ranks, in this order, until `end` (monotonic); `again`: another kernel has, and they may be busy. Raises `LaunchError`"
     self.take(job)
     import ipyparallel                                   # half a second, while the ranks start
     self.control = self.until(end, self._reach_guard, "its guard")
@@ -60,7 +60,7 @@ def reach(self: Link, job, end):
     self.client = self.until(end, lambda: self._reach_controller(info), "an answer of its controller")
     self.until(end, lambda: len(self.client.ids) >= self.world_size, "all ranks")   # an engine whose rank died stays in the list
     self.engines = {}                                    # rank -> engine id, which is ipyparallel's; nobody sees it
-    self.until(end, self.knock, "an answer of every rank")
+    self.until(end, lambda: self.knock(again), "an answer of every rank")
 
 @patch
 def _reach_guard(self: Link):
@@ -84,8 +84,9 @@ def until(self: Link, end, true, what):
     return got
 
 @patch
-def knock(self: Link) -> bool:
-    "Ask the engines that have not answered yet for their rank; a registered engine may not be connected yet, and what is sent to it then is dropped without a word"
+def knock(self: Link, again=False) -> bool:
+    "Ask the engines that have not answered yet for their rank; a registered engine may not be connected yet, and what is sent to it then is dropped without a word. One that runs a cell is connected, and its control thread answers"
+    if again: self.engines |= {r: b["engine"] for r, b in self.ask_all(self.ranks, "busy").items() if b["cell"]}
     asked = {eid: self.client[eid].apply_async(os.getenv, "RANK") for eid in self.client.ids if eid not in self.engines.values()}
     self._kick()
     end = time.monotonic() + .03
@@ -177,7 +178,7 @@ class Where:
     function: str
     place: str
     waits: bool   # in torch.distributed, so for other ranks
-    def __str__(self): return f"{self.function} ({self.place})"
+    def __str__(self): return self.place if self.function == "<module>" else f"{self.function} ({self.place})"
 
 @patch
 def place(self: Link, rank: int) -> tuple[Where | None, dict]:
