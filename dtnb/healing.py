@@ -6,7 +6,7 @@
 __all__ = ['free', 'heal', 'new_group', 'restart_some', 'resize_to']
 
 # %% ../nbs/session/26_healing.ipynb #4e2e7998
-import contextlib, time
+import time
 
 from .engine import renew, resize
 from .event import EventReader
@@ -20,8 +20,8 @@ from .reader import opening
 def free(session, waiting):
     "Shut the connections between ranks, so that those in `waiting` get out of their collective; nothing else is touched"
     told = session.ask_all(session.ranks, "connections")
-    for r, pairs in between(told, opening(session.paths).get("store", ""), waiting).items():
-        with contextlib.suppress(DtnbError): session.ask(r, "shut", 2, pairs=pairs)
+    wanted = between(told, opening(session.paths).get("store", ""), waiting)
+    session.ask_all(wanted, "shut", by={r: dict(pairs=pairs) for r, pairs in wanted.items()})
 
 # %% ../nbs/session/26_healing.ipynb #293e144f
 def heal(session, cell) -> str:

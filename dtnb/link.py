@@ -137,10 +137,10 @@ def ask(self: Link, rank: int, what: str, timeout: float = 5, fds=(), **more):
     return self._answer(self._question(rank, what, fds, **more), time.monotonic() + timeout, rank, f"did not answer ({what})")[0]
 
 @patch
-def ask_all(self: Link, ranks, what: str, timeout: float = 2, **more) -> dict:
-    "The same of several ranks at once: `{rank: answer}` of those that could"
+def ask_all(self: Link, ranks, what: str, timeout: float = 2, by=None, **more) -> dict:
+    "The same of several ranks at once: `{rank: answer}` of those that could. `by`: what is asked of one rank only, `{rank: {...}}`"
     questions, end, told = {}, time.monotonic() + timeout, {}
-    with contextlib.suppress(DtnbError): questions = {r: self._question(r, what, **more) for r in ranks}
+    with contextlib.suppress(DtnbError): questions = {r: self._question(r, what, **more, **(by or {}).get(r, {})) for r in ranks}
     for r, q in questions.items():
         with contextlib.suppress(DtnbError): told[r] = self._answer(q, end, r, "did not answer")[0]
     return told
@@ -181,17 +181,20 @@ class Where:
     def __str__(self): return self.place if self.function == "<module>" else f"{self.function} ({self.place})"
 
 @patch
-def place(self: Link, rank: int) -> tuple[Where | None, dict]:
-    "Where a rank stands, and how many collectives it has begun: a rank whose place is twice the same has not moved"
-    try: return self.where(rank), self.ask(rank, "sequence", 2)
-    except DtnbError: return None, {}
+def places(self: Link, ranks) -> dict[int, tuple[Where | None, dict]]:
+    "Where ranks stand, and how many collectives each has begun: a rank whose place is twice the same has not moved"
+    stacks, begun = self.ask_all(ranks, "stacks"), self.ask_all(ranks, "sequence")
+    return {r: (_where(stacks[r]), begun[r]) if r in stacks and r in begun else (None, {}) for r in ranks}
 
 @patch
 def where(self: Link, rank: int) -> Where | None:
     "Where a rank's main thread stands now; None if it doesn't say"
-    try: stack = self.ask(rank, "stacks", timeout=2)["MainThread"]
-    except (DtnbError, KeyError): return None
-    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', stack)
+    try: return _where(self.ask(rank, "stacks", timeout=2))
+    except DtnbError: return None
+
+def _where(stacks) -> Where | None:
+    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', stacks.get("MainThread", ""))
+    if not frames: return None
     cell = next((f for f, _, _ in frames if "ipykernel_" in f), None)                      # the cell that runs is outermost
     own = next(((f, n) for f, n, _ in reversed(frames) if f == cell), frames[-1][:2])
     collective = next((fn for f, _, fn in frames if "/torch/distributed/" in f and fn not in ("wrapper", "inner")), None)
