@@ -170,6 +170,17 @@ class _NoThread:
     parent_thread = threading.main_thread()
     def __bool__(self): return False   # `start` asks
 
+def _shorten(show):
+    "Around `showtraceback`: one that only lost its peers is told without the frames inside torch. IPython would read their sources first, half a second in every rank at once (9.18)"
+    def showtraceback(*args, **kwargs):
+        _, err, tb = sys.exc_info()
+        lost = isinstance(err, KeyboardInterrupt) or err is not None and worker.is_peer_loss(err)
+        while lost and tb is not None:
+            if tb.tb_next is not None and "/torch/distributed/" in tb.tb_next.tb_frame.f_code.co_filename: tb.tb_next = None
+            tb = tb.tb_next
+        return show(*args, **kwargs)
+    return showtraceback
+
 def _wake_on_signals():
     "Let a signal wake the event loop, or the interrupt of a cell that awaits would wait, too"
     r, w = socket.socketpair()
@@ -198,6 +209,7 @@ def _make_engine(shell: Shell, args):
             kernel.do_execute = do_execute
             kernel.shell_channel_thread, type(kernel)._supports_kernel_subshells = _NoThread(), False
             kernel._do_exec_accepted_params = dict(cell_meta=False, cell_id=False)
+            kernel.shell.showtraceback = _shorten(kernel.shell.showtraceback)
             kernel.shell.ask_exit = lambda: print("exit() does not end a rank: %dist stop ends them all", file=sys.stderr)
             shell.cells.watch_threads()
             _wake_on_signals()
