@@ -57,9 +57,9 @@ class Session(Link):
             self.close()
             raise
 
-    def _open(self, end):
-        "Connect to the job's ranks"
-        self.reach(self.job, end)
+    def _open(self, end, again=False):
+        "Connect to the job's ranks; `again`: to those of another kernel"
+        self.reach(self.job, end, again)
         self.readers = {r: EventReader(self.paths.output_index(r)) for r in self.ranks}
         threading.Thread(target=self._listen_aside, args=(self.client,), name=f"dtnb-session-{self.id}", daemon=True).start()
         self.pid = os.getpid()
@@ -159,6 +159,7 @@ def listen(self: Session):
                     if not c.finished and e.rank in c.ranks: c.view.apply(e)
         for r, reader in self.readers.items():
             for e in reader.read(): self._hear_output(r, e)
+        for c in list(self.cells.values()): c.hand_on()
 
 @patch
 def _listen_aside(self: Session, client):
@@ -256,14 +257,18 @@ def _left(paths) -> float | None:
 @patch(cls_method=True)
 def attach(cls: Session, job_id: str | None = None, timeout: float = 30) -> Session:
     "The session that another kernel left behind (default: the newest). Raises `DtnbError` if there is none, or if a kernel uses it"
-    jobs = running()
-    job = next((j for j in reversed(jobs) if job_id in (None, j.id)), None)
+    end = time.monotonic() + timeout
+    while True:
+        jobs = running()
+        job = next((j for j in reversed(jobs) if job_id in (None, j.id)), None)
+        if job or time.monotonic() > end - timeout + 1: break
+        time.sleep(.05)                                  # a guard may not have seen yet that its kernel is gone
     if job is None: raise DtnbError("no ranks are waiting for a kernel" if job_id is None else f"{job_id!r} is not a session that waits for a kernel" + (f"; these are: {', '.join(j.id for j in jobs)}" if jobs else ""))
     s = cls.__new__(cls)
     s._set(job.launcher, "none", job.spec.name, job.spec.lease)
     s.take(job)
     left = _left(job.paths)
-    s._open(time.monotonic() + timeout)
+    s._open(end, again=True)
     s.init = s.ask(0, "busy")["init"]
     s._take_up(left)
     return s
