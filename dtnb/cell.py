@@ -34,6 +34,7 @@ class Cell:
     reader: JobReader | None = None
     futures: dict = field(default_factory=dict)    # rank -> future of the reply
     outputs: dict = field(default_factory=dict)    # rank -> [Item], in order
+    came: dict = field(default_factory=dict)       # rank -> when its reply came, by this kernel's clock
     ended: set = field(default_factory=set)        # ranks all of whose output is here
     failures: dict = field(default_factory=dict)   # rank -> what it told
     stuck: dict = field(default_factory=dict)      # rank -> where it was last seen, when the cell was given up
@@ -83,10 +84,12 @@ def exception(self: Cell) -> CellFailedError | None:
         if r in self.failures or self.futures[r].done(): continue
         if r in self.session.dead and not self.gone: self.failures[r] = self.session.dead[r]
         elif self.gone: self.failures[r] = self.session.dead.get(r) or dict(rank=r, type="Stopped", message=f"the session ended ({self.session.ended or 'restarted'})", t=0)
-    failures = dict(self.failures) or {r: dict(rank=r, type="Died", message=f"it did not stop: still in {where}", t=0) for r, where in [*self.stuck.items()][:1]}
+    stuck = {r: dict(rank=r, type="Died", message=f"it did not stop: still in {where}", t=float("inf")) for r, where in sorted(self.stuck.items(), key=lambda i: i[1] != "native code")[:1] if r not in self.failures}
+    failures = stuck | self.failures
     if not failures: return None
-    root, *rest = sorted(failures.values(), key=lambda f: (bool(f.get("peer_loss")), f.get("t", 0)))
-    return CellFailedError(root, "\n".join(x for x in (_others(rest, self.stuck, self.freed), self.healing) if x), self.session.world_size)
+    def when(f): return self.came[f["rank"]] if abs(self.came.get(f["rank"], f.get("t", 0)) - f.get("t", 0)) > 1 else f.get("t", 0)   # a rank's clock may be wrong
+    root, *rest = sorted(failures.values(), key=lambda f: (bool(f.get("peer_loss")) or f.get("type") in ("KeyboardInterrupt", "CancelledError"), when(f)))
+    return CellFailedError(root, "\n".join(x for x in (_others(rest, {r: w for r, w in self.stuck.items() if r != root["rank"]}, self.freed), self.healing) if x), self.session.world_size)
 
 _OF_TORCH = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")   # what a rank raises that was freed
 
@@ -163,7 +166,7 @@ def _finish(self: Cell):
         time.sleep(.001)
     self.finished = not self.pending or bool(self.stuck)
     with self.session.healer:                      # several threads may wait for a cell; one of them heals
-        if not self.healed and not self.stuck and self.exception() is not None: self.healed, self.healing = True, heal(self.session, self)
+        if not self.healed and not self.stuck and (self.freed or self.exception() is not None): self.healed, self.healing = True, heal(self.session, self)
     failed = self.exception()
     self.view.apply(Event(EventKind.STATE, time.time(), data=dict(state=JobState.FAILED if failed else JobState.DONE, reason="")))
 
@@ -176,16 +179,23 @@ def stop(self: Cell):
     self.session.interrupt(self.pending, self.number)
     while self.pending and time.monotonic() < end: time.sleep(.02)
     if waiting := self.pending:
-        self.freed |= {r: str(self.session.where(r) or "native code") for r in waiting}
+        self.freed |= self._stand(waiting)
         free(self.session, waiting)
+
+@patch
+def _stand(self: Cell, ranks) -> dict[int, str]:
+    "Where ranks stand, in words; one that is stopped or holds the GIL does not say"
+    return {r: str(w or "native code") for r, (w, _) in self.session.places(ranks).items()}
 
 @patch
 def cancel(self: Cell, timeout: float = 5) -> JobState:
     "Stop the ranks that still run this cell, and wait until they have"
     self.stop()
-    with contextlib.suppress(JobTimeoutError): return self.wait(timeout)
-    late = [r for r in self.pending if self.session.ask_all([r], "busy", .5).get(r, {}).get("cell", self.number) == self.number]
-    if late: self.stuck, self.finished = {r: str(self.session.where(r) or "native code") for r in late}, True
+    silent = all(self.freed.get(r) == "native code" for r in self.pending)
+    with contextlib.suppress(JobTimeoutError): return self.wait(min(timeout, 1) if silent else timeout)
+    told = self.session.ask_all(self.pending, "busy", .5)
+    late = [r for r in self.pending if told.get(r, {}).get("cell", self.number) == self.number]
+    if late: self.stuck, self.finished = self._stand(late), True
     return self.state                                    # one that is still to come will be over when it begins
 
 # %% ../nbs/session/27_cell.ipynb #8e256521

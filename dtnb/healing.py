@@ -19,9 +19,10 @@ from .reader import opening
 # %% ../nbs/session/26_healing.ipynb #b65ae3c3
 def free(session, waiting):
     "Shut the connections between ranks, so that those in `waiting` get out of their collective; nothing else is touched"
-    told = session.ask_all(session.ranks, "connections")
+    told = session.ask_all(session.ranks, "connections", 1)
+    told |= session.ask_all([r for r in session.ranks if r not in told], "connections", op="look")   # one that is stopped, or holds the GIL, can't tell
     wanted = between(told, opening(session.paths).get("store", ""), waiting)
-    session.ask_all(wanted, "shut", by={r: dict(pairs=pairs) for r, pairs in wanted.items()})
+    session.ask_all(wanted, "shut", 1, by={r: dict(pairs=pairs) for r, pairs in wanted.items()})
 
 # %% ../nbs/session/26_healing.ipynb #293e144f
 def heal(session, cell) -> str:
@@ -52,7 +53,9 @@ def restart_some(session, ranks, end) -> list[str]:
         if time.monotonic() > end: raise DtnbError(f"{name(ranks)} did not end in time")
         time.sleep(.01)
         session.hear()
-    for c in session.cells.values(): c.exception()          # cells of these have failed, for good
+    for c in session.cells.values():
+        c.exception()                                        # cells of these have failed, for good
+        for r in ranks: c.stuck.pop(r, None)
     for r in ranks:
         del session.dead[r], session.engines[r]
         session.tell(dict(op="respawn", rank=r))

@@ -124,6 +124,7 @@ def hear(self: Link):
         if n := e.get("world"): self.resized, self.dead = n, {r: d for r, d in self.dead.items() if r < n}
         if e.kind == EventKind.ERROR: self.dead[e.get("rank", e.rank)] = dict(e.data, rank=e.get("rank", e.rank), t=e.t)
         if e.kind == EventKind.STATE and JobState(e.get("state", "running")).ended: self.ended = e.get("reason") or e.get("state")
+    if not self.ended and self.live is not None and self.live.closed and (view := self.job.view).state.ended: self.ended = view.reason   # its guard was killed
 
 @patch
 def check_alive(self: Link, ranks):
@@ -137,18 +138,18 @@ def ask(self: Link, rank: int, what: str, timeout: float = 5, fds=(), **more):
     return self._answer(self._question(rank, what, fds, **more), time.monotonic() + timeout, rank, f"did not answer ({what})")[0]
 
 @patch
-def ask_all(self: Link, ranks, what: str, timeout: float = 2, by=None, **more) -> dict:
-    "The same of several ranks at once: `{rank: answer}` of those that could. `by`: what is asked of one rank only, `{rank: {...}}`"
+def ask_all(self: Link, ranks, what: str, timeout: float = 2, by=None, op: str = "ask", **more) -> dict:
+    "The same of several ranks at once: `{rank: answer}` of those that could. `by`: what is asked of one rank only, `{rank: {...}}`; `op`: 'look' asks the guard about them"
     questions, end, told = {}, time.monotonic() + timeout, {}
-    with contextlib.suppress(DtnbError): questions = {r: self._question(r, what, **more, **(by or {}).get(r, {})) for r in ranks}
+    with contextlib.suppress(DtnbError): questions = {r: self._question(r, what, op=op, **more, **(by or {}).get(r, {})) for r in ranks}
     for r, q in questions.items():
         with contextlib.suppress(DtnbError): told[r] = self._answer(q, end, r, "did not answer")[0]
     return told
 
 @patch
-def _question(self: Link, rank, what, fds=(), **more) -> str:
+def _question(self: Link, rank, what, fds=(), op="ask", **more) -> str:
     question = secrets.token_hex(8)
-    self.tell(dict(op="ask", id=question, rank=rank, what=what, **more), fds)
+    self.tell(dict(op=op, id=question, rank=rank, what=what, **more), fds)
     return question
 
 @patch
@@ -183,7 +184,8 @@ class Where:
 @patch
 def places(self: Link, ranks) -> dict[int, tuple[Where | None, dict]]:
     "Where ranks stand, and how many collectives each has begun: a rank whose place is twice the same has not moved"
-    stacks, begun = self.ask_all(ranks, "stacks"), self.ask_all(ranks, "sequence")
+    stacks = self.ask_all(ranks, "stacks", 1)
+    begun = self.ask_all(stacks, "sequence", 1)            # only of those that answer
     return {r: (_where(stacks[r]), begun[r]) if r in stacks and r in begun else (None, {}) for r in ranks}
 
 @patch

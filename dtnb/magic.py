@@ -16,7 +16,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from .fold import name
 from .job import DtnbError
 from .cell import Cell, CellFailedError
-from .session import Session, check_syntax, running
+from .session import Session, check_syntax, close_all, running
 from .widgets.cell import CellDisplay
 
 # %% ../nbs/43_magic.ipynb #1c3571df
@@ -390,6 +390,7 @@ def _outlive_restarts(magics, kernel):
     plain = kernel.do_shutdown
     def do_shutdown(restart):
         if magics.session is not None: magics.session.outlives = restart
+        close_all()                                        # now: at its exit a kernel may be killed before it comes to that
         return plain(restart)
     kernel.do_shutdown = do_shutdown
     magics.restore_shutdown = lambda: setattr(kernel, "do_shutdown", plain)

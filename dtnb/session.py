@@ -92,7 +92,9 @@ def check(self: Session, ranks, gone=()):
     if dead := {r: d for r, d in sorted(self.dead.items()) if r not in gone}:
         raise DtnbError("; ".join(f"rank {r} is gone: {in_words(d)}" for r, d in dead.items()) + f". Nothing runs on a part of the ranks: %dist restart gives you fresh ones, %dist restart --ranks {','.join(map(str, dead))} only these")
     busy = {r: c for c in self.cells.values() if c.stuck or not c.finished for r in c.pending if r in ranks}
-    if any(c.stuck for c in busy.values()): raise DtnbError(f"{name(sorted(busy))} {'is' if len(busy) == 1 else 'are'} still in cell {next(iter(busy.values())).number} ({', '.join(sorted(set(next(iter(busy.values())).stuck.values())))}): %dist restart gives you fresh ranks")
+    if stuck := {r: c for r, c in busy.items() if r in c.stuck}:
+        number, where = next(iter(stuck.values())).number, ", ".join(sorted({c.stuck[r] for r, c in stuck.items()}))
+        raise DtnbError(f"{name(sorted(stuck))} {'is' if len(stuck) == 1 else 'are'} still in cell {number} ({where}): %dist restart gives you fresh ranks" + (f", %dist restart --ranks {','.join(map(str, sorted(stuck)))} only these" if len(stuck) < self.world_size else ""))
 
 # %% ../nbs/session/28_session.ipynb #a9e1f388
 KEPT = 100  # cells whose late output still finds its place
@@ -120,6 +122,7 @@ def send(self: Session, code: str, ranks=None, name: str = "", count: int = 0) -
         for r in ranks:
             uuid = self.client._engines[self.engines[r]].encode()          # as ipyparallel's own views do (9.2)
             cell.futures[r] = self.client.send_execute_request(self.client._mux_socket, code, silent=False, ident=uuid, metadata=dict(label=label))
+            cell.futures[r].add_done_callback(lambda _, r=r: cell.came.setdefault(r, time.time()))
         self._kick()
     return cell
 

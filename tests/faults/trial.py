@@ -101,7 +101,7 @@ def in_session(s, fault):
         at.begun()
         began = time.monotonic()
         fault.act(at)
-    try: at.cell.wait(PATIENCE / 3 if fault.known else PATIENCE)
+    try: at.cell.wait(PATIENCE)
     finally: at.make_room()
     t = time.monotonic()
     error = at.cell.exception()
