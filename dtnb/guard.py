@@ -55,7 +55,7 @@ class Post:
 # %% ../nbs/rank/18_guard.ipynb #d344d648
 class Guard(Siblings):
     "Runs one host's ranks from start to end"
-    def __init__(self, root, gpus: int = 0, locks=(), post: Post | None = None):
+    def __init__(self, root, gpus: int = 0, locks=(), post: Post | None = None, lifeline: int | None = None):
         self.paths = JobPaths(Path(root))
         self.spec = JobSpec.from_json(self.paths.spec.read_text())
         self.post = post or Post.alone(self.spec.nproc_per_node)
@@ -68,6 +68,7 @@ class Guard(Siblings):
         self.deadline = self.failed_t = None   # when everything is killed (monotonic); when a rank first failed (Unix)
         self.holders, self.left, self.alone = [], time.monotonic(), False  # of a session: the kernels that use it; when the last one left; whether one has
         self.locks, self.oom = list(locks), oom_kills()  # descriptors, one a GPU; what was known of memory when it began
+        self.lifeline = lifeline               # a descriptor at whose end it ends
         self.askers, self.finished = {}, False # question -> who asked it; whether the end was asked for and is no failure
 
     def say(self, state: JobState, reason="", **more):
@@ -85,7 +86,8 @@ class Guard(Siblings):
         if self.post.index: make_private(self.paths.guard(self.post.index).parent)
         self.writer = EventWriter(self.paths.guard(self.post.index), attempt=self.post.attempt)
         self.others = {i: EventReader(self.paths.guard(i)) for i in range(self.post.guards) if i != self.post.index}
-        self.over_there = {}                   # index of another guard -> the state in which its part has ended
+        self.over_there, self.words = {}, {}   # index of another guard -> the state in which its part has ended, and why
+        if self.lifeline is not None: self.loop.register(self.lifeline, selectors.EVENT_READ, self._on_lifeline)
         self.store, self.jax = self._start_store() if not self.post.index else self._find_store()
         self.say(JobState.STARTING, guard=os.getpid(), guard_start=start_time(os.getpid()), host=self.host, address=str(self.address), store=self.store, jax=self.jax)
         if self.spec.companion: self._start_companion()
@@ -114,11 +116,11 @@ def _serve_store(sock, addr, port):
 def _find_store(self: Guard) -> tuple[str, str]:
     "Wait until the first guard has said where its store is. Raises `TimeoutError`"
     end = time.monotonic() + MEETING
-    while time.monotonic() < end:
+    while time.monotonic() < end and self.deadline is None:
         said = opening(self.paths)
         if said.get("attempt", 0) == self.post.attempt and "store" in said: return said["store"], said["jax"]
-        time.sleep(.05)
-    raise TimeoutError(f"{self.host} has heard nothing of the first host in {MEETING:g} s: is {self.paths.root} on a file system that all hosts share?")
+        if not self._hear(.05): time.sleep(.01)
+    raise TimeoutError(self.cancelled or self.starter_death or f"{self.host} has heard nothing of the first host in {MEETING:g} s: is {self.paths.root} on a file system that all hosts share?")
 
 @patch
 def _start_companion(self: Guard):
@@ -176,9 +178,9 @@ def rank_env(self: Guard) -> dict:
 
 @patch
 def start(self: Guard, drive):
-    "Fork the driver, which calls `drive(spec, main, args)` to run the worker on every rank; or the ranks, where no driver is needed (or `drive` is None)"
+    "Fork the driver, which calls `drive(spec, main, args)` to run the worker on every rank; or the ranks, where `drive` is None"
     os.environ.update(self.rank_env())
-    if drive and self.post.nproc > 1 and not self.spec.keep_siblings: pids = [self._fork(lambda: self._drive(drive, main))]
+    if drive and not self.spec.keep_siblings: pids = [self._fork(lambda: self._drive(drive, main))]
     else: pids = [self._fork(lambda i=i: self._be_rank(i)) for i in range(self.post.nproc)]
     self._watch_starters(pids)
 
@@ -339,7 +341,7 @@ def _someone_failed(self: Guard, cause=True):
     "The grace begins; with `cause` this is what the others' deaths come from, otherwise it only lost a peer"
     if cause and self.failed_t is None:
         self.failed_t = time.time()
-        if self.others: self.say(JobState.RUNNING, "a rank has failed here", failing=self.failed_t)
+        if self.others and not self.cancelled: self.say(JobState.RUNNING, self.starter_death or "a rank has failed here", failing=self.failed_t)
     if not self.spec.keep_siblings: self.deadline = self.deadline or time.monotonic() + GRACE
 
 @patch
@@ -383,6 +385,18 @@ def cancel(self: Guard, reason: str):
             with contextlib.suppress(ProcessLookupError): os.killpg(c.pid, signal.SIGTERM)
 
 @patch
+def _on_lifeline(self: Guard, key):
+    "Whoever holds the other end is gone, or has let go: `end.json` says why"
+    with contextlib.suppress(OSError):
+        if os.read(key.fd, 1 << 16): return
+    self.loop.unregister(key.fd)
+    try: asked = json.loads(self.paths.end.read_text())
+    except (FileNotFoundError, ValueError): asked = dict(reason=f"{self.host} has lost the connection to {self.spec.host}, from where the job was started")
+    if asked.get("state") == JobState.CANCELLED: return self.cancel(asked["reason"])
+    self.starter_death = self.starter_death or asked["reason"]
+    self._someone_failed()
+
+@patch
 def sweep(self: Guard):
     "Kill everything below the guard, and reap it"
     self.swept = True
@@ -406,9 +420,16 @@ def over(self: Guard) -> bool:
     "Whether nothing more can happen"
     if self.others and not self._hear_others(): return False
     here, all_gone = self.children.values(), all(c.gone for c in self.children.values())
+    if all_gone and self._keeps_store(): return False
     if all_gone and not self.starters: return True
     if all_gone and len(here) == self.post.nproc and all(c.said or self._secondary(c) or c.local_rank in self.exits for c in here): return True
     return self.deadline is not None and time.monotonic() > self.deadline
+
+@patch
+def _keeps_store(self: Guard) -> bool:
+    "Whether ranks elsewhere still need the first guard's store, though all have returned here"
+    well = self.failed_t is None and not self.cancelled and len(self.children) == self.post.nproc and all(c.said == "done" for c in self.children.values())
+    return well and not self.post.index and len(self.over_there) < len(self.others)
 
 @patch
 def _secondary(self: Guard, c) -> bool:
@@ -438,7 +459,7 @@ def _hear_others(self: Guard) -> bool:
         for e in reader.read():
             if e.attempt != self.post.attempt or e.kind != EventKind.STATE: continue
             if e.get("failing") and not self.cancelled: self._lost_a_host(e.get("failing"))
-            if JobState(e.get("state")).ended: self.over_there[i] = JobState(e.get("state"))
+            if JobState(e.get("state")).ended: self.over_there[i], self.words[i] = JobState(e.get("state")), e.get("reason", "")
     return True
 
 @patch
@@ -485,13 +506,15 @@ def verdict(self: Guard) -> tuple[JobState, str]:
     known = {c.rank: c.error for c in self.children.values() if c.error} | {e["rank"]: e for e in read_errors(self.paths, self.spec.world_size)}
     errors = sorted(known.values(), key=lambda e: (bool(e.get("peer_loss")), e["t"]))
     if self.starter_death: return JobState.FAILED, self.starter_death
+    told = next((w for i, w in self.words.items() if self.over_there[i] != JobState.DONE and w), "")
+    if told and (not errors or errors[0].get("peer_loss")): return JobState.FAILED, told
     if errors: return JobState.FAILED, f"rank {errors[0]['rank']} on {errors[0]['host']}: {in_words(errors[0])[:300]}"
     return JobState.FAILED, "the ranks did not start" if not here else f"host {next(i for i, s in self.over_there.items() if s != JobState.DONE)} ended without a word"
 
 # %% ../nbs/rank/18_guard.ipynb #8dd91b4d
-def guard_main(root, gpus: int, drive=None, locks=(), post: Post | None = None) -> JobState:
-    "Be a guard of a job; `locks` are descriptors that it holds, one a GPU. Returns how its part ended"
-    guard = Guard(root, gpus, locks, post)
+def guard_main(root, gpus: int, drive=None, locks=(), post: Post | None = None, lifeline: int | None = None) -> JobState:
+    "Be a guard of a job; `locks` are descriptors that it holds, one a GPU; `lifeline` is one at whose end it ends. Returns how its part ended"
+    guard = Guard(root, gpus, locks, post, lifeline)
     try:
         guard.open()
         guard.start(drive)

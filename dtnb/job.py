@@ -69,6 +69,8 @@ class JobPaths:
     def launcher(self): return self.root / "launcher.jsonl"    # the job's own states; one writer: the guard
     def guard(self, i: int): return self.root / "guards" / f"{i:05d}.jsonl" if i else self.launcher   # of a job on several hosts: one writer each
     @property
+    def end(self): return self.root / "end.json"               # state and reason, from whoever asked its guards to end; not every launcher needs it
+    @property
     def launcher_log(self): return self.root / "launcher.log"  # what the launching processes printed
     @property
     def tmp(self): return self.root / "tmp"                    # what the launching processes need while they run
