@@ -475,7 +475,7 @@ def _meet_the_end(self: Guard):
     if not first: self.say(state, reason)
     while self.others:
         self._hear_others()
-        if state != JobState.DONE or any(s != JobState.DONE for s in self.over_there.values()): end = end or time.monotonic() + 4 * GRACE
+        if state != JobState.DONE or any(s != JobState.DONE for s in self.over_there.values()): end = end or time.monotonic() + (GRACE if self.starter_death else 4 * GRACE)
         if (len(self.over_there) == len(self.others) if first else 0 in self.over_there) or end and time.monotonic() > end or self.cancelled and state == JobState.DONE: break
         time.sleep(.05)
     if not first: return

@@ -20,7 +20,7 @@ from ..job import JobPaths, JobSpec, JobState, LaunchError, make_private, public
 from .launcher import Launcher, versions
 from ..processes import start_time
 from ..reader import opening, tail
-from ..script import FREE_PORT, tmux_script, torchrun_argv
+from ..scripts import FREE_PORT, tmux_script, torchrun_argv
 
 READY = "dtnb: ready"  # what a guard says when it waits for its variables
 LONGEST = 20.0         # seconds that guards have to end
