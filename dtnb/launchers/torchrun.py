@@ -88,7 +88,7 @@ def be_guard(root: str, index: int, config: str = ""):
     import torch.distributed.run                                # once, for all that is forked
     addr = own_addr(spec)
     post = Post(n, spec.world_size, index, spec.num_nodes, index * n, local_world_size=n, node_rank=index, addr=addr)
-    guard_main(root, len(gpus), lambda *a: drive(*a, addr=addr), locks, post, lifeline)
+    if not paths.end.exists(): guard_main(root, len(gpus), lambda *a: drive(*a, addr=addr), locks, post, lifeline)
 
 # %% ../../nbs/launchers/22_torchrun.ipynb #8d3501b9
 class Client:
@@ -127,7 +127,8 @@ class Client:
     def words(self) -> str:
         "How it ended, in what it said last"
         how = f"{self.name} ended with exit code {self.code}" if self.code >= 0 else f"{self.name} was killed by {signal.Signals(-self.code).name}"
-        return f"host {self.host}: {self.said[-1]} ({how})" if self.said else f"host {self.host}: {how} and said nothing"
+        said = [line for line in self.said if not line.startswith("pdsh@")] or self.said
+        return f"host {self.host}: {said[-1]} ({how})" if said else f"host {self.host}: {how} and said nothing"
 
 def _die_with_parent():
     from dtnb.rank.worker import die_with_parent
@@ -170,6 +171,8 @@ def supervise(root: str, config: str):
             for c in clients: c.tell(config)
         if let_go and time.monotonic() > until:
             for c in clients: c.kill()
+    if not let_go: until = time.monotonic() + LONGEST
+    while opening(paths) and not _ended(paths) and time.monotonic() < until: time.sleep(.05)   # pdsh is gone before its guards are
     if _ended(paths): return
     asked = json.loads(paths.end.read_text()) if paths.end.exists() else dict(state=JobState.FAILED, reason="the first host's guard ended without a word")
     EventWriter(paths.launcher).write(EventKind.STATE, **asked)
@@ -274,4 +277,7 @@ class Torchrun(Launcher):
 
 if __name__ == "__main__" and "dtnb.launchers.torchrun" in str(__spec__):
     if sys.argv[1] == "supervise": supervise(sys.argv[2], sys.stdin.readline())
-    else: be_guard(sys.argv[2], int(sys.argv[3]), *sys.argv[4:5])
+    else:
+        be_guard(sys.argv[2], int(sys.argv[3]), *sys.argv[4:5])
+        sys.stdout.flush()
+        os._exit(0)   # an interpreter that has imported torch takes long to end
