@@ -55,9 +55,10 @@ def classic_script(
     srun = ["srun", "--kill-on-bad-exit=1", *([f"--cpus-per-task={cpus_per_task}"] if cpus_per_task else [])]
     words = [f'"{w}"' if "$" in w else shlex.quote(w) for w in srun + run] + [shlex.quote(str(w)) for w in command]
     exports = "".join(f"export {k}={shlex.quote(str(v))}\n" for k, v in (env or {}).items())
-    return (f"#!/bin/bash\n{head}set -euo pipefail\n{''.join(f'{line}{chr(10)}' for line in setup)}{exports}\n"
-            'nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))\nexport MASTER_ADDR=${nodes[0]}\n'
-            f'export MASTER_PORT=$({shlex.quote(python or "python3")} -c "{FREE_PORT}")  # free on this node, which is the first\n\n{" ".join(words)}\n')
+    lines = "".join(f"{line}\n" for line in setup)           # before `-u`, which many a `module load` doesn't survive
+    return (f"#!/bin/bash\n{head}{lines}{exports}set -euo pipefail\n\n"
+            'nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))\nMASTER_ADDR=${nodes[0]}\n'
+            f'MASTER_PORT=$({shlex.quote(python or "python3")} -c "{FREE_PORT}")  # free on this node, which is the first\nexport MASTER_ADDR MASTER_PORT\n\n{" ".join(words)}\n')
 
 # %% ../nbs/08_scripts.ipynb #f6ad126d
 def tmux_script(commands: dict[str, list[str]], port: list[str] | None = None, session: str = "dtnb") -> str:
@@ -245,5 +246,6 @@ def script(
     "Write a self-contained script from a function or a cell, with the functions, classes, imports and constants it uses: for torchrun, with or without dtnb. Raises `ValueError` naming what can't be written as text"
     text = script_text(cell_or_fn, args, kwargs)
     compile(text, str(path), "exec")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(text, encoding="utf-8")
     return Path(path)

@@ -179,10 +179,10 @@ def supervise(root: str, config: str):
 
 # %% ../../nbs/launchers/22_torchrun.ipynb #51d126ea
 def code_path() -> dict:
-    "PYTHONPATH, if this kernel has one or dtnb isn't installed"
-    home, given = str(Path(dtnb.__file__).parent.parent), os.environ.get("PYTHONPATH", "")
-    if home in given.split(os.pathsep) or home.endswith(("site-packages", "dist-packages")): return dict(PYTHONPATH=given) if given else {}
-    return dict(PYTHONPATH=os.pathsep.join(filter(None, [home, given])))
+    "PYTHONPATH, if this kernel has one, or dtnb is used without being installed"
+    given = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    if "dtnb" not in versions(): given.insert(0, str(Path(dtnb.__file__).parent.parent))
+    return dict(PYTHONPATH=os.pathsep.join(given)) if given else {}
 
 class Torchrun(Launcher):
     """torchrun on this machine, or on `hosts` that see the same folder and have the same dtnb.
