@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .job import runtime_dir
-from .launchers.local import visible_gpus
+from .gpus import visible_gpus
 
 # %% ../nbs/42_doctor.ipynb #1dce376d
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Post:
 # %% ../nbs/rank/18_guard.ipynb #d344d648
 class Guard(Siblings):
     "Runs one host's ranks from start to end"
-    def __init__(self, root, gpus: int = 0, locks=(), post: Post | None = None):
+    def __init__(self, root, gpus: int = 0, locks=(), post: Post | None = None, lifeline: int | None = None):
         self.paths = JobPaths(Path(root))
         self.spec = JobSpec.from_json(self.paths.spec.read_text())
         self.post = post or Post.alone(self.spec.nproc_per_node)
@@ -71,6 +71,7 @@ class Guard(Siblings):
         self.holders, self.left, self.alone = [], time.monotonic(), False  # of a session: the kernels that use it; when the last one left; whether one has
         self.locks, self.oom = list(locks), oom_kills()  # descriptors, one a GPU; what was known of memory when it began
         self.wanted, self.saving, self.again, self.began = None, "", False, latest(self.paths.root)  # asked to save, not begun yet; why it saves; whether it goes on; what it goes on from
+        self.lifeline = lifeline               # a descriptor at whose end it ends
         self.askers, self.finished = {}, False # question -> who asked it; whether the end was asked for and is no failure
 
     def say(self, state: JobState, reason="", **more):
@@ -89,7 +90,8 @@ class Guard(Siblings):
         if self.post.index: make_private(self.paths.guard(self.post.index).parent)
         self.writer = EventWriter(self.paths.guard(self.post.index), attempt=self.post.attempt)
         self.others = {i: EventReader(self.paths.guard(i)) for i in range(self.post.guards) if i != self.post.index}
-        self.over_there = {}                   # index of another guard -> the state in which its part has ended
+        self.over_there, self.words = {}, {}   # index of another guard -> the state in which its part has ended, and why
+        if self.lifeline is not None: self.loop.register(self.lifeline, selectors.EVENT_READ, self._on_lifeline)
         self.store, self.jax = self._start_store() if not self.post.index else self._find_store()
         self.say(JobState.STARTING, guard=os.getpid(), guard_start=start_time(os.getpid()), host=self.host, address=str(self.address), store=self.store, jax=self.jax)
         if self.spec.companion: self._start_companion()
@@ -118,11 +120,11 @@ def _serve_store(sock, addr, port):
 def _find_store(self: Guard) -> tuple[str, str]:
     "Wait until the first guard has said where its store is. Raises `TimeoutError`"
     end = time.monotonic() + MEETING
-    while time.monotonic() < end:
+    while time.monotonic() < end and self.deadline is None:
         said = opening(self.paths)
         if said.get("attempt", 0) == self.post.attempt and "store" in said: return said["store"], said["jax"]
-        time.sleep(.05)
-    raise TimeoutError(f"{self.host} has heard nothing of the first host in {MEETING:g} s: is {self.paths.root} on a file system that all hosts share?")
+        if not self._hear(.05): time.sleep(.01)
+    raise TimeoutError(self.cancelled or self.starter_death or f"{self.host} has heard nothing of the first host in {MEETING:g} s: is {self.paths.root} on a file system that all hosts share?")
 
 @patch
 def _start_companion(self: Guard):
@@ -181,9 +183,9 @@ def rank_env(self: Guard) -> dict:
 
 @patch
 def start(self: Guard, drive):
-    "Fork the driver, which calls `drive(spec, main, args)` to run the worker on every rank; or the ranks, where no driver is needed (or `drive` is None)"
+    "Fork the driver, which calls `drive(spec, main, args)` to run the worker on every rank; or the ranks, where `drive` is None"
     os.environ.update(self.rank_env())
-    if drive and self.post.nproc > 1 and not self.spec.keep_siblings: pids = [self._fork(lambda: self._drive(drive, main))]
+    if drive and not self.spec.keep_siblings: pids = [self._fork(lambda: self._drive(drive, main))]
     else: pids = [self._fork(lambda i=i: self._be_rank(i)) for i in range(self.post.nproc)]
     self._watch_starters(pids)
 
@@ -354,7 +356,7 @@ def _someone_failed(self: Guard, cause=True):
     "The grace begins; with `cause` this is what the others' deaths come from, otherwise it only lost a peer"
     if cause and self.failed_t is None:
         self.failed_t = time.time()
-        if self.others: self.say(JobState.RUNNING, "a rank has failed here", failing=self.failed_t)
+        if self.others and not self.cancelled: self.say(JobState.RUNNING, self.starter_death or "a rank has failed here", failing=self.failed_t)
     if not self.spec.keep_siblings: self.deadline = self.deadline or time.monotonic() + GRACE
 
 @patch
@@ -427,6 +429,18 @@ def _verdict_of_saved(self: Guard):
     return (JobState.RUNNING if self.post.scheduler else JobState.CANCELLED), f"{self.saving}; saved {at}: dtnb.resume({self.spec.job_id!r}) goes on"
 
 @patch
+def _on_lifeline(self: Guard, key):
+    "Whoever holds the other end is gone, or has let go: `end.json` says why"
+    with contextlib.suppress(OSError):
+        if os.read(key.fd, 1 << 16): return
+    self.loop.unregister(key.fd)
+    try: asked = json.loads(self.paths.end.read_text())
+    except (FileNotFoundError, ValueError): asked = dict(reason=f"{self.host} has lost the connection to {self.spec.host}, from where the job was started")
+    if asked.get("state") == JobState.CANCELLED: return self.cancel(asked["reason"])
+    self.starter_death = self.starter_death or asked["reason"]
+    self._someone_failed()
+
+@patch
 def sweep(self: Guard):
     "Kill everything below the guard, and reap it"
     self.swept = True
@@ -450,9 +464,16 @@ def over(self: Guard) -> bool:
     "Whether nothing more can happen"
     if self.others and not self._hear_others(): return False
     here, all_gone = self.children.values(), all(c.gone for c in self.children.values())
+    if all_gone and self._keeps_store(): return False
     if all_gone and not self.starters: return True
     if all_gone and len(here) == self.post.nproc and all(c.said or self._secondary(c) or c.local_rank in self.exits for c in here): return True
     return self.deadline is not None and time.monotonic() > self.deadline
+
+@patch
+def _keeps_store(self: Guard) -> bool:
+    "Whether ranks elsewhere still need the first guard's store, though all have returned here"
+    well = self.failed_t is None and not self.cancelled and len(self.children) == self.post.nproc and all(c.said == "done" for c in self.children.values())
+    return well and not self.post.index and len(self.over_there) < len(self.others)
 
 @patch
 def _secondary(self: Guard, c) -> bool:
@@ -485,7 +506,7 @@ def _hear_others(self: Guard) -> bool:
             if e.get("failing") and not self.cancelled: self._lost_a_host(e.get("failing"))
             if e.get("saving") and not self.saving: self.wanted = dict(again=e.get("again"), why=e.get("saving"))
             if e.get("saved"): self.over_there[i] = JobState.DONE   # its part of it is done
-            elif JobState(e.get("state")).ended: self.over_there[i] = JobState(e.get("state"))
+            elif JobState(e.get("state")).ended: self.over_there[i], self.words[i] = JobState(e.get("state")), e.get("reason", "")
     return True
 
 @patch
@@ -499,9 +520,9 @@ def _meet_the_end(self: Guard):
     first, end = not self.post.index, None
     state, reason = self.verdict()
     if not first: self.say(state, reason, **(dict(saved=True) if self._all_saved() else {}))
-    while self.others and not self.cancelled:
+    while self.others and not (self.cancelled and self.post.scheduler):
         self._hear_others()
-        if state != JobState.DONE and not self._all_saved() or any(s != JobState.DONE for s in self.over_there.values()): end = end or time.monotonic() + 4 * GRACE
+        if state != JobState.DONE and not self._all_saved() or any(s != JobState.DONE for s in self.over_there.values()): end = end or time.monotonic() + (GRACE if self.starter_death else 4 * GRACE)
         if (len(self.over_there) == len(self.others) if first else 0 in self.over_there) or end and time.monotonic() > end: break
         time.sleep(.05)
     if not first: return
@@ -519,7 +540,8 @@ def _hear(self: Guard, wait) -> bool:
 @patch
 def close(self: Guard):
     "Let go of everything but the locks"
-    for key in list(self.loop.get_map().values()): self._close_fd(key.fd)
+    for key in list(self.loop.get_map().values()):
+        if key.fd != self.lifeline: self._close_fd(key.fd)
     self.loop.close()
     if not self.post.index: self.reserved.close()
 
@@ -541,14 +563,16 @@ def verdict(self: Guard) -> tuple[JobState, str]:
     known = {c.rank: c.error for c in self.children.values() if c.error} | {e["rank"]: e for e in read_errors(self.paths, self.spec.world_size)}
     errors = sorted(known.values(), key=lambda e: (bool(e.get("peer_loss")), e["t"]))
     if self.starter_death: return JobState.FAILED, self.starter_death
+    told = next((w for i, w in self.words.items() if self.over_there[i] != JobState.DONE and w), "")
+    if told and (not errors or errors[0].get("peer_loss")): return JobState.FAILED, told
     if errors: return JobState.FAILED, f"rank {errors[0]['rank']} on {errors[0]['host']}: {in_words(errors[0])[:300]}"
     return JobState.FAILED, "the ranks did not start" if not here else f"host {next(i for i, s in self.over_there.items() if s != JobState.DONE)} ended without a word"
 
 # %% ../nbs/rank/18_guard.ipynb #8dd91b4d
-def guard_main(root, gpus: int, drive=None, locks=(), post: Post | None = None) -> JobState:
-    "Be a guard of a job; `locks` are descriptors that it holds, one a GPU. Returns how its part ended"
+def guard_main(root, gpus: int, drive=None, locks=(), post: Post | None = None, lifeline: int | None = None) -> JobState:
+    "Be a guard of a job; `locks` are descriptors that it holds, one a GPU; `lifeline` is one at whose end it ends. Returns how its part ended"
     while True:
-        guard = Guard(root, gpus, locks, post)
+        guard = Guard(root, gpus, locks, post, lifeline)
         try:
             guard.open()
             guard.start(drive)

@@ -65,7 +65,8 @@ def exception(self: Job) -> Exception | None:
     if view.state == JobState.CANCELLED: return JobCancelledError(f"job {self.id} was cancelled: {view.reason or 'no reason given'}")
     if view.state not in (JobState.FAILED, JobState.LOST): return None
     errors = read_errors(self.paths, self.world_size)
-    if not errors: return LaunchError(f"job {self.id} {view.state}: {view.reason}\n{tail(self.paths.launcher_log, 3000)}".rstrip())
+    told = errors and errors[0].get("peer_loss") and not view.reason.startswith("rank ")   # a host was lost: the ranks that tell of it are not the cause
+    if not errors or told: return LaunchError(f"job {self.id} {view.state}: {view.reason}\n{tail(self.paths.launcher_log, 3000)}".rstrip())
     e = errors[0]
     trace, log = e.get("traceback", ""), tail(self.paths.output(e["rank"]), 4000)
     return RankFailedError(e["rank"], e.get("host", "?"), in_words(e), trace, log.replace(trace.strip(), "").strip())

@@ -71,6 +71,8 @@ class JobPaths:
     @property
     def scheduler(self): return self.root / "scheduler.json"   # of a submitted job: its id there, and the scheduler's last word; rewritten whole
     @property
+    def end(self): return self.root / "end.json"               # state and reason, from whoever asked its guards to end; not every launcher needs it
+    @property
     def launcher_log(self): return self.root / "launcher.log"  # what the launching processes printed
     @property
     def tmp(self): return self.root / "tmp"                    # what the launching processes need while they run

@@ -36,7 +36,7 @@ def become_guard(m: dict):
     os.close(log)
     from dtnb.guard import guard_main
     module, _, name = m["drive"].partition(":")
-    guard_main(m["root"], m["gpus"], getattr(importlib.import_module(module), name), m["locks"])
+    guard_main(m["root"], m["gpus"], getattr(importlib.import_module(module), name) if module else None, m["locks"])
 
 # %% ../nbs/rank/19_zygote.ipynb #b0667cc9
 def end_orphans(guards: set[int]):

@@ -62,6 +62,7 @@ def sleeps(seconds=600):
 
 class LauncherContract:
     world = 2
+    misspelt = "nporc"  # an option that the launcher has, nearly
 
     def make(self, nproc=2, **options): raise NotImplementedError
 
@@ -134,7 +135,7 @@ class LauncherContract:
         assert isinstance(text, str) and "2" in text
 
     def test_unknown_option(self):
-        with pytest.raises(ValueError, match="has no option 'nporc': did you mean"): self.make(2, nporc=3)
+        with pytest.raises(ValueError, match=f"has no option '{self.misspelt}': did you mean"): self.make(2, **{self.misspelt: 3})
 
     def gone(self, job, pids=()):
         pids = set(pids) | job_processes(job)

@@ -188,7 +188,8 @@ class Rank:
     def take_place(self, place: Place):
         "Be at this place of the world: in the variables, too"
         self.place = place
-        os.environ.update(world_env(place, self.env["DTNB_STORE"], self.env["DTNB_JAX"], int(self.env.get("DTNB_GPUS", 0))))
+        jax = self.env["DTNB_JAX"] or "{MASTER_ADDR}:{MASTER_PORT}".format_map(self.env)   # torchrun's: free where its rank 0 is
+        os.environ.update(world_env(place, self.env["DTNB_STORE"], jax, int(self.env.get("DTNB_GPUS", 0))))
 
     def call(self):
         "Unpack the payload and call the function"

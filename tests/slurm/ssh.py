@@ -39,9 +39,9 @@ class SSH:
         for i, (n, port) in enumerate(self.ports.items()):
             a = self.addresses[n] = f"127.0.{net}.{i + 1}"
             self.machines.name(n, a)
-            # no PAM: only root could use it; StrictModes would look at whose /tmp is
+            # no PAM: only root could use it; StrictModes would look at whose /tmp is; at level 2 bash doesn't read this user's ~/.bashrc, which may be slow or hold locks
             (f / f"sshd-{n}").write_text(f"ListenAddress {a}\nPort {port}\nHostKey {f}/host_key\nAuthorizedKeysFile {f}/user_key.pub\nPidFile none\nUsePAM no\nStrictModes no\n"
-                                         "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nMaxStartups 100\nUseDNS no\n")
+                                         "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nSetEnv SHLVL=2\nMaxStartups 100\nUseDNS no\n")
             aliases += f"Host {n}\n  HostName {a}\n  Port {port}\n"
             known += f"[{a}]:{port} {public}"
         (f / "known_hosts").write_text(known)
