@@ -1,4 +1,4 @@
-"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about nine minutes. Nothing here passes or fails."""
+"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about ten minutes. Nothing here passes or fails."""
 import json, os, platform, select, statistics, subprocess, sys, tempfile, time
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -124,12 +124,13 @@ def measure_sessions(script, tmp, log) -> list[dict]:
 def measure(tmp) -> dict:
     "Everything"
     import fold
-    steady, load = [], os.getloadavg()[0]
+    steady, load = [], [os.getloadavg()[0]]
     with open(f"{tmp}/log", "wb") as log:
         launches = measure_launches(log, steady)
         say("sessions")
         sessions = measure_sessions("session.py", tmp, log)
         steady.append(spin())
+        load.append(os.getloadavg()[0])
         say("healing")
         healing = measure_sessions("healing.py", tmp, log)
     steady.append(spin())
@@ -141,6 +142,7 @@ def measure(tmp) -> dict:
     steady.append(spin())
     say("the fold")
     folded = fold.costs(f"{tmp}/job")
+    load.append(os.getloadavg()[0])
     return dict(launches=launches, sessions=sessions, healing=healing, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
 
 
@@ -286,7 +288,7 @@ def session_aims(data, row):
 def machine(data) -> str:
     peers = ", ".join(f"{name} {version(name)}" for name in ("torch", "accelerate", "ipyparallel", "tqdm"))
     return (f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}, shared with other work), Python {platform.python_version()}, {peers}; gloo on loopback, `OMP_NUM_THREADS=1`. "
-            f"Load average at the start {data['load']:.1f}. A fixed piece of pure Python took {spread(data['steady'], 1e3, 0)} ms through the run: the width says how steady the machine was.")
+            f"Load average at the start, before the faults and at the end {', '.join(f'{x:.1f}' for x in data['load'])}. A fixed piece of pure Python took {spread(data['steady'], 1e3, 0)} ms through the run: the width says how steady the machine was.")
 
 def readme(data) -> str:
     "The text of README.md"
