@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab slurm test faults nbtest export readme shots bench clean
+.PHONY: help demo lab slurm test test-all faults nbtest export readme shots bench clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -56,6 +56,9 @@ test: $(DEV) ## all tests
 faults: N = 20
 faults: $(DEV) ## try every fault N times (N=20) in a session and in a job, print the table
 	DTNB_TRIALS=$(N) $(BIN)/python -m pytest -q -rs tests/faults
+
+test-all: $(DEV) ## all tests, the long ones too
+	DTNB_SLOW=1 tests/run
 
 bench: $(DEV) ## measure beside the peers, write benchmarks/README.md
 	$(BIN)/python benchmarks/run.py

@@ -21,7 +21,7 @@ setup(
     packages=find_packages(include=["dtnb", "dtnb.*"]), include_package_data=True, zip_safe=False,
     python_requires=f">={cfg['min_python']}",
     install_requires=words("requirements") + words("local_requirements"),
-    extras_require={"course": words("course_requirements"), "dev": words("course_requirements") + words("dev_requirements")},
+    extras_require={"slurm": words("slurm_requirements"), "course": words("course_requirements"), "dev": words("course_requirements") + words("dev_requirements")},
     entry_points={
         "console_scripts": words("console_scripts"),
         "nbdev": [f"{cfg['lib_name']}={cfg['lib_path']}._modidx:d"],

@@ -1,4 +1,4 @@
-"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about seven minutes. Nothing here passes or fails."""
+"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about nine minutes. Nothing here passes or fails."""
 import json, os, platform, select, statistics, subprocess, sys, tempfile, time
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -9,6 +9,7 @@ RANKS, ROUNDS, WARM = (2, 4), 3, 2  # each round: one launch by fresh processes,
 IMPORTS = {"bare Python": "pass", "import dtnb": "import dtnb", "its names": "from dtnb import launch, jobs, Local, track", "import torch": "import torch", "import accelerate": "import accelerate"}
 PEERS = dict(dtnb="dtnb", accelerate="notebook_launcher", torchrun="torchrun")
 AIM_LAUNCH, AIM_TRACK, AIM_IMPORT = .6, .5, 150  # seconds; microseconds; milliseconds
+AIM_CAUSE, AIM_HEALED, AIM_DEAD, AIM_RESTART = .5, .2, 1, 1  # seconds
 AIM_START, AIM_START_RATIO, AIM_CELL, AIM_LINES, AIM_PUSH = .8, 10, 1, 10, .2  # seconds; times; times; times; seconds
 
 
@@ -114,9 +115,9 @@ def measure_loops() -> dict[str, dict]:
     import loops
     return dict(outside=loops.costs(), inside=inside(loops.costs))
 
-def measure_sessions(tmp, log) -> list[dict]:
+def measure_sessions(script, tmp, log) -> list[dict]:
     "In a fresh process, as a notebook's kernel is one; it ends what it has started"
-    with subprocess.Popen([sys.executable, str(HERE / "session.py"), tmp], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log) as process: answer = process.communicate()[0]
+    with subprocess.Popen([sys.executable, str(HERE / script), tmp], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log) as process: answer = process.communicate()[0]
     if process.returncode: raise RuntimeError(f"the sessions were not measured:\n{Path(log.name).read_text()[-3000:]}")
     return json.loads(answer)
 
@@ -127,7 +128,10 @@ def measure(tmp) -> dict:
     with open(f"{tmp}/log", "wb") as log:
         launches = measure_launches(log, steady)
         say("sessions")
-        sessions = measure_sessions(tmp, log)
+        sessions = measure_sessions("session.py", tmp, log)
+        steady.append(spin())
+        say("healing")
+        healing = measure_sessions("healing.py", tmp, log)
     steady.append(spin())
     say("imports")
     imports = measure_imports()
@@ -137,7 +141,7 @@ def measure(tmp) -> dict:
     steady.append(spin())
     say("the fold")
     folded = fold.costs(f"{tmp}/job")
-    return dict(launches=launches, sessions=sessions, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
+    return dict(launches=launches, sessions=sessions, healing=healing, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
 
 
 # Writing --------------------------------------------------------------------------------------------------------------------
@@ -207,6 +211,20 @@ def cell_rows(data):
 
 def p95(numbers): return statistics.quantiles(numbers, n=20)[-1]
 
+def healing_of(data, what, n, peer="dtnb") -> list[float]: return [f["s"] for f in data["healing"] if (f["what"], f["peer"], f["n"]) == (what, peer, n)]
+
+def to_healed(data, n) -> list[float]: return [b - a for a, b in zip(healing_of(data, "cause", n), healing_of(data, "healed", n))]
+
+HEALING = [("raise, until the cause is known", "cause"), ("raise, until the cell has ended, with a new group", "healed"), ("raise, until the next cell's `all_reduce` is done", "works"), ("everybody waits for somebody: interrupt, until the cell has ended with a new group", "interrupt"),
+           ("a rank is killed, until that is known", "dead"), ("fresh ranks in place of one that died; the others keep their variables", "restart one"), ("fresh ranks, all of them", "restart"), ("other number of ranks: 2 to 4 (left), 4 to 2 (right)", "resize")]
+
+def healing_rows(data):
+    for words, what in HEALING: yield [words, *(spread(healing_of(data, what, n)) for n in RANKS), *(their_word(data, what, n) for n in RANKS)]
+
+def their_word(data, what, n) -> str:
+    if what == "healed" and (waited := healing_of(data, "never", n, "ipyparallel")): return f"never (waited {waited[0]:.0f} s)"
+    return f"{found[0]:.2f}" if (found := healing_of(data, what, n, "ipyparallel")) else ""
+
 def loop_rows(data):
     out, inn = data["loops"]["outside"], data["loops"]["inside"]
     rows = [("`for _ in range(n)`", "bare", None), ("`dtnb.track`", "track", "tqdm"), ("`tqdm`, to a null file", "tqdm", None), ("`dtnb.log(loss=...)`", "log", "set_postfix"),
@@ -255,6 +273,16 @@ def session_aims(data, row):
     ours, theirs = both(data, "push", n)
     yield row(f"push 100 MB to {n} ranks", AIM_PUSH, median(ours), " s", f"one copy into memory that all ranks map; with a read of it on each rank {median(seconds_of(data, 'push and read', 'dtnb', n)):.2f} s; ipyparallel's push takes {ratio(theirs, ours)} as long")
 
+    for n in RANKS:
+        cause, healed = healing_of(data, "cause", n), to_healed(data, n)
+        yield row(f"a rank raises: until the cause is known, {n} ranks", AIM_CAUSE, median(cause), " s", f"worst {max(cause):.2f} s; the rank formats its traceback, and its reply wakes who waits")
+        yield row(f"from there until all is healed, {n} ranks", AIM_HEALED, median(healed), " s", f"worst {max(healed):.2f} s; two looks at the others, their connections shut, their tracebacks, a new group")
+        dead, one = healing_of(data, "dead", n), healing_of(data, "restart one", n)
+        yield row(f"a rank is killed: until that is known, {n} ranks", AIM_DEAD, median(dead), " s", f"worst {max(dead):.2f} s; the guard sees it at once and writes it down")
+        yield row(f"a fresh rank in its place that works, {n} ranks", AIM_RESTART, median(one), " s", f"worst {max(one):.2f} s; a fork of the zygote, its IPython, a new group")
+        every = healing_of(data, "restart", n)
+        yield row(f"fresh ranks that work, {n} ranks", AIM_RESTART, median(every), " s", f"worst {max(every):.2f} s; the old ones end first; ipyparallel {their_word(data, 'restart', n)} s")
+
 def machine(data) -> str:
     peers = ", ".join(f"{name} {version(name)}" for name in ("torch", "accelerate", "ipyparallel", "tqdm"))
     return (f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}, shared with other work), Python {platform.python_version()}, {peers}; gloo on loopback, `OMP_NUM_THREADS=1`. "
@@ -295,6 +323,14 @@ A session is ready, and so is a cluster of ipyparallel, when torch is imported a
 An empty cell (`pass`) from a plain Python, ms; {len(seconds_of(data, "run", "dtnb", max(RANKS)))} of each, in turn:
 
 {table(["", *(f"{n} ranks, {p}" for n in RANKS for p in ("p50", "p95")), *(f"`%%px` / this, {n} ranks" for n in RANKS)], cell_rows(data))}
+
+## Faults, and fresh ranks
+
+Seconds. A rank raises while the others are in `all_reduce`; the time is taken in the rank just before. {len(healing_of(data, "cause", max(RANKS)))} faults a column, the first of a session among them; {len(healing_of(data, "restart", max(RANKS)))} of everything else. After a fault or a change the clock runs until a collective of all ranks has answered.
+
+ipyparallel: one fault, one restart of its engines, whose variables are lost. The cause is known to who asks for the first exception; `%%px` waits for the end of the cell. What is empty it does not have.
+
+{table(["", *(f"dtnb, {n} ranks" for n in RANKS), *(f"ipyparallel, {n} ranks" for n in RANKS)], healing_rows(data))}
 
 ## An iteration of a watched loop
 

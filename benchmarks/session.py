@@ -19,6 +19,12 @@ class Ours:
         from dtnb.session import Session
         self.session = Session(nproc=n)
 
+    @classmethod
+    def of(cls, session):
+        ours = cls.__new__(cls)
+        ours.session = session
+        return ours
+
     def restart(self): self.session.restart()
     def close(self): self.session.close()
     def run(self, code): self.session.run(code)

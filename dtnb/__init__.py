@@ -2,10 +2,10 @@
 __version__ = "0.1.0"
 
 _WHERE = {
-    "launch": "api", "attach": "api", "jobs": "api", "Job": "api",
-    "Local": "launchers.local", "Torchrun": "launchers.torchrun", "script": "scripts",
+    "launch": "api", "resume": "api", "attach": "api", "jobs": "api", "Job": "api",
+    "Local": "launchers.local", "Slurm": "launchers.slurm", "Torchrun": "launchers.torchrun", "script": "scripts",
     "Session": "session", "Cell": "cell", "CellFailedError": "cell",
-    "track": "rank.report", "log": "rank.report", "span": "rank.report",
+    "track": "rank.report", "log": "rank.report", "span": "rank.report", "checkpoint": "rank.checkpoint",
     "JobState": "job", "DtnbError": "job", "LaunchError": "job", "RankFailedError": "job",
     "JobCancelledError": "job", "JobTimeoutError": "job",
 }

@@ -61,7 +61,7 @@ class _Tap:
 class Shell:
     "This rank's shell, seen from its control thread and from requests"
     def __init__(self, rank, frames):
-        self.rank, self.frames, self.cells, self.busy, self.kernel, self.values = rank, frames, Cells(), False, None, {}
+        self.rank, self.frames, self.cells, self.busy, self.app, self.kernel, self.values = rank, frames, Cells(), False, None, None, {}
         self.injected, self.heard = set(), 0                 # heard: how many signals the main thread has seen
         self.unwanted, self.over, self.gate = set(), 0, threading.Lock()   # cells to interrupt that had not begun; the last that has ended
 
@@ -170,6 +170,17 @@ class _NoThread:
     parent_thread = threading.main_thread()
     def __bool__(self): return False   # `start` asks
 
+def _shorten(show):
+    "Around `showtraceback`: one that only lost its peers is told without the frames inside torch. IPython would read their sources first, half a second in every rank at once (9.18)"
+    def showtraceback(*args, **kwargs):
+        _, err, tb = sys.exc_info()
+        lost = isinstance(err, KeyboardInterrupt) or err is not None and worker.is_peer_loss(err)
+        while lost and tb is not None:
+            if tb.tb_next is not None and "/torch/distributed/" in tb.tb_next.tb_frame.f_code.co_filename: tb.tb_next = None
+            tb = tb.tb_next
+        return show(*args, **kwargs)
+    return showtraceback
+
 def _wake_on_signals():
     "Let a signal wake the event loop, or the interrupt of a cell that awaits would wait, too"
     r, w = socket.socketpair()
@@ -198,6 +209,7 @@ def _make_engine(shell: Shell, args):
             kernel.do_execute = do_execute
             kernel.shell_channel_thread, type(kernel)._supports_kernel_subshells = _NoThread(), False
             kernel._do_exec_accepted_params = dict(cell_meta=False, cell_id=False)
+            kernel.shell.showtraceback = _shorten(kernel.shell.showtraceback)
             kernel.shell.ask_exit = lambda: print("exit() does not end a rank: %dist stop ends them all", file=sys.stderr)
             shell.cells.watch_threads()
             _wake_on_signals()
@@ -217,12 +229,13 @@ def engine(init: str = "auto"):
     shell.ns.update(names)
     shell.injected = {*shell.ns, "In", "Out", "get_ipython", "exit", "quit", "open"}
     worker.ANSWERS.update(complete=_complete, describe=_describe, who=_who, hold=_hold, connections=_connections, shut=_shut, sequence=_sequence, busy=_busy, interrupt=_interrupt)
-    here.init = init
+    here.init, here.device = init, names["device"].type
     os.environ["IPYTHONDIR"] = str(make_private(rank.paths.tmp / "ipython"))
     while not _whole(found := connection_file(rank.paths, "engine")): time.sleep(.005)
     profile = make_private(rank.paths.tmp / f"engine-{rank.place.rank}")
-    _make_engine(shell, [f"--profile-dir={profile}", f"--work-dir={os.getcwd()}", f"--IPEngine.url_file={found}", f"--IPEngine.id={rank.place.rank}", "--IPEngine.enable_nanny=False", "--IPEngine.timeout=60",
-                         "--IPEngine.max_heartbeat_misses=0", "--log-level=50"]).start()
+    shell.app = _make_engine(shell, [f"--profile-dir={profile}", f"--work-dir={os.getcwd()}", f"--IPEngine.url_file={found}", f"--IPEngine.id={rank.place.rank}", "--IPEngine.enable_nanny=False", "--IPEngine.timeout=60",
+                         "--IPEngine.max_heartbeat_misses=0", "--log-level=50"])
+    shell.app.start()
 
 def _whole(path) -> bool:
     "Whether a connection file is there and complete"
@@ -234,7 +247,7 @@ def _complete(q, fds): return complete(here.ns, q["code"], q["cursor"]) if not h
 def _describe(q, fds): return describe(here.ns, q["name"], q.get("detail", 0)) if not here.busy else None
 def _who(q, fds): return own_names(here.ns, here.injected)
 
-def _busy(q, fds): return dict(init=here.init, cell=here.cells.now if here.busy else 0)
+def _busy(q, fds): return dict(init=here.init, device=here.device, engine=here.app.id, cell=here.cells.now if here.busy else 0)
 def _interrupt(q, fds): here.interrupt(q["cell"])
 def _connections(q, fds): return collectives.connections()
 def _shut(q, fds):

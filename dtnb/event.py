@@ -95,3 +95,5 @@ class EventReader:
     def _parse(self, line):
         try: return Event.from_json(line)
         except ValueError: self.bad += 1
+        at = line.rfind(b'{"kind":')                       # a whole record behind a torn one; in a string the quotes would be escaped
+        if at > 0: return self._parse(line[at:])

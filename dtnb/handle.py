@@ -110,6 +110,12 @@ def _grow(job, path):
         time.sleep(.1)
 
 @patch
+def requeue(self: Job):
+    "Ask a job that has called `dtnb.checkpoint` to save on all ranks, and to go on from there in another attempt. Does not wait. Raises `LaunchError` for one that is over"
+    if self.state != JobState.RUNNING: raise LaunchError(f"job {self.id} is {self.state}: only one that runs can save")
+    self.launcher.save(self, True)
+
+@patch
 def cancel(self: Job, reason: str = "cancelled by user", timeout: float = 30) -> JobState:
     "Stop every rank, wait until they are gone. A job that is over stays as it is. Raises `JobTimeoutError` if some will not go"
     if not self.state.ended:

@@ -6,7 +6,7 @@
 __all__ = ['free', 'heal', 'new_group', 'restart_some', 'resize_to']
 
 # %% ../nbs/session/26_healing.ipynb #4e2e7998
-import contextlib, time
+import time
 
 from .engine import renew, resize
 from .event import EventReader
@@ -19,9 +19,10 @@ from .reader import opening
 # %% ../nbs/session/26_healing.ipynb #b65ae3c3
 def free(session, waiting):
     "Shut the connections between ranks, so that those in `waiting` get out of their collective; nothing else is touched"
-    told = session.ask_all(session.ranks, "connections")
-    for r, pairs in between(told, opening(session.paths).get("store", ""), waiting).items():
-        with contextlib.suppress(DtnbError): session.ask(r, "shut", 2, pairs=pairs)
+    told = session.ask_all(session.ranks, "connections", 1)
+    told |= session.ask_all([r for r in session.ranks if r not in told], "connections", op="look")   # one that is stopped, or holds the GIL, can't tell
+    wanted = between(told, opening(session.paths).get("store", ""), waiting)
+    session.ask_all(wanted, "shut", 1, by={r: dict(pairs=pairs) for r, pairs in wanted.items()})
 
 # %% ../nbs/session/26_healing.ipynb #293e144f
 def heal(session, cell) -> str:
@@ -52,7 +53,9 @@ def restart_some(session, ranks, end) -> list[str]:
         if time.monotonic() > end: raise DtnbError(f"{name(ranks)} did not end in time")
         time.sleep(.01)
         session.hear()
-    for c in session.cells.values(): c.exception()          # cells of these have failed, for good
+    for c in session.cells.values():
+        c.exception()                                        # cells of these have failed, for good
+        for r in ranks: c.stuck.pop(r, None)
     for r in ranks:
         del session.dead[r], session.engines[r]
         session.tell(dict(op="respawn", rank=r))
@@ -68,7 +71,8 @@ def resize_to(session, nproc: int, end) -> list[str]:
     session.hear()
     if isinstance(nproc, bool) or not isinstance(nproc, int) or nproc < 1: raise ValueError(f"a session has at least 1 rank, not {nproc!r}")
     session.check([r for r in session.ranks if r < nproc], gone=range(nproc, before))
-    if busy := sorted({r for c in session.cells.values() for r in c.pending}): raise DtnbError(f"{name(busy)} still {'runs' if len(busy) == 1 else 'run'} a cell: wait for it, or stop it with %dist interrupt")
+    busy = {r for r, b in session.ask_all(session.ranks, "busy").items() if b["cell"]}   # also with a cell of the kernel before
+    if busy := sorted({r for c in session.cells.values() for r in c.pending} | busy): raise DtnbError(f"{name(busy)} still {'runs' if len(busy) == 1 else 'run'} a cell: wait for it, or stop it with %dist interrupt")
     if nproc == before: return []
     for c in session.cells.values(): c.exception()          # cells of the dead have failed, for good
     session.resized, session.dead = None, {}

@@ -69,6 +69,8 @@ class JobPaths:
     def launcher(self): return self.root / "launcher.jsonl"    # the job's own states; one writer: the guard
     def guard(self, i: int): return self.root / "guards" / f"{i:05d}.jsonl" if i else self.launcher   # of a job on several hosts: one writer each
     @property
+    def scheduler(self): return self.root / "scheduler.json"   # of a submitted job: its id there, and the scheduler's last word; rewritten whole
+    @property
     def end(self): return self.root / "end.json"               # state and reason, from whoever asked its guards to end; not every launcher needs it
     @property
     def launcher_log(self): return self.root / "launcher.log"  # what the launching processes printed
@@ -79,6 +81,7 @@ class JobPaths:
     def output(self, r: int): return self.rank(r) / "output.log"     # raw stdout and stderr; one writer: the guard
     def output_index(self, r: int): return self.rank(r) / "output.jsonl"
     def result(self, r: int): return self.rank(r) / "result.pkl"
+    def next_call(self, r: int): return self.rank(r) / "next.pkl"   # what the next attempt calls, if an object's `checkpoint` said so
     def error(self, r: int): return self.rank(r) / "error.json"
 
 # %% ../nbs/01_job.ipynb #8c2bf624
@@ -147,6 +150,7 @@ class JobSpec:
     keep_siblings: bool = False                  # sessions: a dead rank does not stop the others
     companion: str = ""                          # sessions: module:function of a process that runs beside the ranks
     lease: float = 0.0                           # sessions: seconds without a kernel before it ends; 0: it never does
+    resumes: str = ""                            # the folder of the job whose checkpoint this one goes on from
     created: float = 0.0                         # Unix time, seconds
     host: str = ""                               # where it was asked
     user: str = ""

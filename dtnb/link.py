@@ -46,8 +46,8 @@ class Link:
 
 # %% ../nbs/session/25_link.ipynb #c65012a1
 @patch
-def reach(self: Link, job, end):
-    "Reach the job's guard, its controller and its ranks, in this order, until `end` (monotonic). Raises `LaunchError`"
+def reach(self: Link, job, end, again=False):
+    "Reach the job's guard, its controller and its ranks, in this order, until `end` (monotonic); `again`: another kernel has, and they may be busy. Raises `LaunchError`"
     self.take(job)
     import ipyparallel                                   # half a second, while the ranks start
     self.control = self.until(end, self._reach_guard, "its guard")
@@ -60,7 +60,7 @@ def reach(self: Link, job, end):
     self.client = self.until(end, lambda: self._reach_controller(info), "an answer of its controller")
     self.until(end, lambda: len(self.client.ids) >= self.world_size, "all ranks")   # an engine whose rank died stays in the list
     self.engines = {}                                    # rank -> engine id, which is ipyparallel's; nobody sees it
-    self.until(end, self.knock, "an answer of every rank")
+    self.until(end, lambda: self.knock(again), "an answer of every rank")
 
 @patch
 def _reach_guard(self: Link):
@@ -84,8 +84,9 @@ def until(self: Link, end, true, what):
     return got
 
 @patch
-def knock(self: Link) -> bool:
-    "Ask the engines that have not answered yet for their rank; a registered engine may not be connected yet, and what is sent to it then is dropped without a word"
+def knock(self: Link, again=False) -> bool:
+    "Ask the engines that have not answered yet for their rank; a registered engine may not be connected yet, and what is sent to it then is dropped without a word. One that runs a cell is connected, and its control thread answers"
+    if again: self.engines |= {r: b["engine"] for r, b in self.ask_all(self.ranks, "busy").items() if b["cell"]}
     asked = {eid: self.client[eid].apply_async(os.getenv, "RANK") for eid in self.client.ids if eid not in self.engines.values()}
     self._kick()
     end = time.monotonic() + .03
@@ -123,6 +124,7 @@ def hear(self: Link):
         if n := e.get("world"): self.resized, self.dead = n, {r: d for r, d in self.dead.items() if r < n}
         if e.kind == EventKind.ERROR: self.dead[e.get("rank", e.rank)] = dict(e.data, rank=e.get("rank", e.rank), t=e.t)
         if e.kind == EventKind.STATE and JobState(e.get("state", "running")).ended: self.ended = e.get("reason") or e.get("state")
+    if not self.ended and self.live is not None and self.live.closed and (view := self.job.view).state.ended: self.ended = view.reason   # its guard was killed
 
 @patch
 def check_alive(self: Link, ranks):
@@ -136,18 +138,18 @@ def ask(self: Link, rank: int, what: str, timeout: float = 5, fds=(), **more):
     return self._answer(self._question(rank, what, fds, **more), time.monotonic() + timeout, rank, f"did not answer ({what})")[0]
 
 @patch
-def ask_all(self: Link, ranks, what: str, timeout: float = 2, **more) -> dict:
-    "The same of several ranks at once: `{rank: answer}` of those that could"
+def ask_all(self: Link, ranks, what: str, timeout: float = 2, by=None, op: str = "ask", **more) -> dict:
+    "The same of several ranks at once: `{rank: answer}` of those that could. `by`: what is asked of one rank only, `{rank: {...}}`; `op`: 'look' asks the guard about them"
     questions, end, told = {}, time.monotonic() + timeout, {}
-    with contextlib.suppress(DtnbError): questions = {r: self._question(r, what, **more) for r in ranks}
+    with contextlib.suppress(DtnbError): questions = {r: self._question(r, what, op=op, **more, **(by or {}).get(r, {})) for r in ranks}
     for r, q in questions.items():
         with contextlib.suppress(DtnbError): told[r] = self._answer(q, end, r, "did not answer")[0]
     return told
 
 @patch
-def _question(self: Link, rank, what, fds=(), **more) -> str:
+def _question(self: Link, rank, what, fds=(), op="ask", **more) -> str:
     question = secrets.token_hex(8)
-    self.tell(dict(op="ask", id=question, rank=rank, what=what, **more), fds)
+    self.tell(dict(op=op, id=question, rank=rank, what=what, **more), fds)
     return question
 
 @patch
@@ -177,20 +179,24 @@ class Where:
     function: str
     place: str
     waits: bool   # in torch.distributed, so for other ranks
-    def __str__(self): return f"{self.function} ({self.place})"
+    def __str__(self): return self.place if self.function == "<module>" else f"{self.function} ({self.place})"
 
 @patch
-def place(self: Link, rank: int) -> tuple[Where | None, dict]:
-    "Where a rank stands, and how many collectives it has begun: a rank whose place is twice the same has not moved"
-    try: return self.where(rank), self.ask(rank, "sequence", 2)
-    except DtnbError: return None, {}
+def places(self: Link, ranks) -> dict[int, tuple[Where | None, dict]]:
+    "Where ranks stand, and how many collectives each has begun: a rank whose place is twice the same has not moved"
+    stacks = self.ask_all(ranks, "stacks", 1)
+    begun = self.ask_all(stacks, "sequence", 1)            # only of those that answer
+    return {r: (_where(stacks[r]), begun[r]) if r in stacks and r in begun else (None, {}) for r in ranks}
 
 @patch
 def where(self: Link, rank: int) -> Where | None:
     "Where a rank's main thread stands now; None if it doesn't say"
-    try: stack = self.ask(rank, "stacks", timeout=2)["MainThread"]
-    except (DtnbError, KeyError): return None
-    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', stack)
+    try: return _where(self.ask(rank, "stacks", timeout=2))
+    except DtnbError: return None
+
+def _where(stacks) -> Where | None:
+    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', stacks.get("MainThread", ""))
+    if not frames: return None
     cell = next((f for f, _, _ in frames if "ipykernel_" in f), None)                      # the cell that runs is outermost
     own = next(((f, n) for f, n, _ in reversed(frames) if f == cell), frames[-1][:2])
     collective = next((fn for f, _, fn in frames if "/torch/distributed/" in f and fn not in ("wrapper", "inner")), None)

@@ -16,8 +16,8 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from .fold import name
 from .job import DtnbError
 from .cell import Cell, CellFailedError
-from .session import Session, check_syntax, running
-from .widgets.cell import CellDisplay, write
+from .session import Session, check_syntax, close_all, running
+from .widgets.cell import CellDisplay
 
 # %% ../nbs/43_magic.ipynb #1c3571df
 class _Parser(argparse.ArgumentParser):
@@ -45,7 +45,7 @@ def names_of(text: str | None) -> list[str]:
 # %% ../nbs/43_magic.ipynb #129a0f12
 class Interrupted(KeyboardInterrupt):
     "The cell was interrupted, and its ranks with it"
-    def _render_traceback_(self): return [f"\x1b[33minterrupted\x1b[0m: {self}"]
+    def _render_traceback_(self): return [f"\x1b[1minterrupted\x1b[0m: {self}"]
 
 class Refused(DtnbError):
     "Nothing was done; the message says why, and what to do"
@@ -140,7 +140,7 @@ class DistMagics(Magics):
 
     def _kind(self):
         n = self.session.world_size
-        return f"{n} rank{'s' if n > 1 else ''} ({'no process group' if self.session.init == 'none' else self.session[0].run('str(device.type)').result()[0].replace('cpu', 'gloo on CPU').replace('cuda', 'nccl, one GPU each')})"
+        return f"{n} rank{'s' if n > 1 else ''} ({'no process group' if self.session.init == 'none' else dict(cpu='gloo on CPU', cuda='nccl, one GPU each').get(kind := self.session.ask(0, 'busy')['device'], kind)})"
 
     @cell_magic
     def distributed(self, line, cell):
@@ -235,9 +235,7 @@ class DistMagics(Magics):
         self.session = Session.attach(line or None)
         print(f"{self._kind()} are back, with their variables")
         for cell in list(self.session.cells.values()):
-            screen = CellDisplay()
-            write(screen.page, cell.outputs, self.session.ranks)      # what they printed meanwhile
-            cell.waiter = screen.late
+            CellDisplay().stay(cell, self.session.ranks)               # what they printed meanwhile
 
     def _dist_session(self, line) -> Session: return self._has()
     def _dist_interrupt(self, line): self._has().interrupt()
@@ -261,11 +259,12 @@ def status_text(s: Session | None, auto="") -> str:
     "The session in a few lines"
     if s is None or s.ended: return "no ranks are running" + (f" ({s.ended})" if s is not None else "") + ": %dist start -n 2"
     s.listen()
-    running = {r: c for c in s.cells.values() for r in c.pending}
+    running = {r: c.name or c.number for c in s.cells.values() for r in c.pending}
+    running |= {r: b["cell"] for r, b in s.ask_all(s.ranks, "busy", 1).items() if b["cell"] and r not in running}   # of the kernel before
     rows = [f"{s.world_size} ranks, {s.launched()}"]
     for r in s.ranks:
         if r in s.dead: what = f"gone: {s.dead[r].get('message', '')}"
-        elif r in running: what = f"in cell {running[r].name or running[r].number}: {s.where(r) or 'does not answer'}"
+        elif r in running: what = f"in cell {running[r]}: {s.where(r) or 'does not answer'}"
         else: what = "waits for a cell"
         rows.append(f"  rank {r}  {what}")
     return "\n".join(rows + (["every cell runs on the ranks (%dist auto off ends this)"] if auto else []))
@@ -384,13 +383,14 @@ def load(shell):
     shell.Completer.custom_matchers.append(magics.matcher)
     shell.object_inspect_mime = inspect_mime(magics, shell.object_inspect_mime)
     if getattr(shell, "kernel", None): _outlive_restarts(magics, shell.kernel)
-    for job in running()[-1:]: print(f"{job.world_size} ranks of an earlier kernel are waiting, with their variables: %dist attach brings them back; without it they end by themselves")
+    for job in running()[-1:]: print(f"{job.world_size} ranks of an earlier kernel are waiting, with their variables: %dist attach brings them back\nwithout it they end by themselves")
 
 def _outlive_restarts(magics, kernel):
     "A kernel that restarts leaves its ranks to the next one; one that is shut down takes them with it"
     plain = kernel.do_shutdown
     def do_shutdown(restart):
         if magics.session is not None: magics.session.outlives = restart
+        close_all()                                        # now: at its exit a kernel may be killed before it comes to that
         return plain(restart)
     kernel.do_shutdown = do_shutdown
     magics.restore_shutdown = lambda: setattr(kernel, "do_shutdown", plain)

@@ -57,9 +57,9 @@ class Session(Link):
             self.close()
             raise
 
-    def _open(self, end):
-        "Connect to the job's ranks"
-        self.reach(self.job, end)
+    def _open(self, end, again=False):
+        "Connect to the job's ranks; `again`: to those of another kernel"
+        self.reach(self.job, end, again)
         self.readers = {r: EventReader(self.paths.output_index(r)) for r in self.ranks}
         threading.Thread(target=self._listen_aside, args=(self.client,), name=f"dtnb-session-{self.id}", daemon=True).start()
         self.pid = os.getpid()
@@ -92,7 +92,9 @@ def check(self: Session, ranks, gone=()):
     if dead := {r: d for r, d in sorted(self.dead.items()) if r not in gone}:
         raise DtnbError("; ".join(f"rank {r} is gone: {in_words(d)}" for r, d in dead.items()) + f". Nothing runs on a part of the ranks: %dist restart gives you fresh ones, %dist restart --ranks {','.join(map(str, dead))} only these")
     busy = {r: c for c in self.cells.values() if c.stuck or not c.finished for r in c.pending if r in ranks}
-    if any(c.stuck for c in busy.values()): raise DtnbError(f"{name(sorted(busy))} {'is' if len(busy) == 1 else 'are'} still in cell {next(iter(busy.values())).number} ({', '.join(sorted(set(next(iter(busy.values())).stuck.values())))}): %dist restart gives you fresh ranks")
+    if stuck := {r: c for r, c in busy.items() if r in c.stuck}:
+        number, where = next(iter(stuck.values())).number, ", ".join(sorted({c.stuck[r] for r, c in stuck.items()}))
+        raise DtnbError(f"{name(sorted(stuck))} {'is' if len(stuck) == 1 else 'are'} still in cell {number} ({where}): %dist restart gives you fresh ranks" + (f", %dist restart --ranks {','.join(map(str, sorted(stuck)))} only these" if len(stuck) < self.world_size else ""))
 
 # %% ../nbs/session/28_session.ipynb #a9e1f388
 KEPT = 100  # cells whose late output still finds its place
@@ -120,6 +122,7 @@ def send(self: Session, code: str, ranks=None, name: str = "", count: int = 0) -
         for r in ranks:
             uuid = self.client._engines[self.engines[r]].encode()          # as ipyparallel's own views do (9.2)
             cell.futures[r] = self.client.send_execute_request(self.client._mux_socket, code, silent=False, ident=uuid, metadata=dict(label=label))
+            cell.futures[r].add_done_callback(lambda _, r=r: cell.came.setdefault(r, time.time()))
         self._kick()
     return cell
 
@@ -159,6 +162,7 @@ def listen(self: Session):
                     if not c.finished and e.rank in c.ranks: c.view.apply(e)
         for r, reader in self.readers.items():
             for e in reader.read(): self._hear_output(r, e)
+        for c in list(self.cells.values()): c.hand_on()
 
 @patch
 def _listen_aside(self: Session, client):
@@ -256,14 +260,18 @@ def _left(paths) -> float | None:
 @patch(cls_method=True)
 def attach(cls: Session, job_id: str | None = None, timeout: float = 30) -> Session:
     "The session that another kernel left behind (default: the newest). Raises `DtnbError` if there is none, or if a kernel uses it"
-    jobs = running()
-    job = next((j for j in reversed(jobs) if job_id in (None, j.id)), None)
+    end = time.monotonic() + timeout
+    while True:
+        jobs = running()
+        job = next((j for j in reversed(jobs) if job_id in (None, j.id)), None)
+        if job or time.monotonic() > end - timeout + 1: break
+        time.sleep(.05)                                  # a guard may not have seen yet that its kernel is gone
     if job is None: raise DtnbError("no ranks are waiting for a kernel" if job_id is None else f"{job_id!r} is not a session that waits for a kernel" + (f"; these are: {', '.join(j.id for j in jobs)}" if jobs else ""))
     s = cls.__new__(cls)
     s._set(job.launcher, "none", job.spec.name, job.spec.lease)
     s.take(job)
     left = _left(job.paths)
-    s._open(time.monotonic() + timeout)
+    s._open(end, again=True)
     s.init = s.ask(0, "busy")["init"]
     s._take_up(left)
     return s

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+SLOW = bool(os.environ.get("DTNB_SLOW"))   # `make test-all`: longer trials, too
 
 import dtnb
 from dtnb.processes import descendants, start_time

@@ -130,25 +130,75 @@ def test_cells_on_ranks(lab, tmp_path):
     assert mimes <= {"text/plain", "text/html", "image/png", "application/vnd.jupyter.widget-view+json"}   # what VS Code and Colab show, too
 
 
-def test_stop_button_in_a_hang(lab):
-    "All ranks wait for each other, and the cell blocks the kernel: the button frees them, and so does the kernel's interrupt"
+def test_stop_button_in_a_hang(lab, tmp_path):
+    "Ranks wait for each other, and the cell blocks the kernel: the view's button frees them, and so do the notebook's interrupt and its ■, also when a rank only sleeps"
+    shots = Path(os.environ.get("DTNB_SHOTS") or tmp_path / "shots")
     nb = lab.folder / "hang.ipynb"
     hang = "%%distributed --name hang\nimport torch.distributed as d\nd.recv(torch.zeros(1), src=1 - rank)"
-    write_notebook(nb, "%load_ext dtnb\n%dist start -n 2", hang, hang, "%%distributed\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()")
+    late = "%%distributed --name late\nimport time\nif rank == 1: time.sleep(600)\ndist.all_reduce(torch.ones(1))"
+    write_notebook(nb, "%load_ext dtnb\n%dist start -n 2", hang, hang, late, "%%distributed\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()")
+    def running(i):
+        p.run_cell(i)
+        p.page.wait_for_function("() => /running/.test(document.querySelector('.dtnb-progress')?.innerText ?? '')", timeout=60_000)
     with Page(lab) as p:
         p.open(nb.name)
         p.run_cell(0)
         p.wait_done([0])
-        p.run_cell(1)
-        p.page.wait_for_function("() => /running/.test(document.querySelector('.dtnb-progress')?.innerText ?? '')", timeout=60_000)
+        running(1)
         p.page.get_by_role("button", name="Cancel", exact=True).click()
         p.page.get_by_role("button", name="Really cancel?").click()
         until(p, 1, "interrupted")
         assert "the ranks have a new process group" in text_of(p, 1)
-        p.run_cell(2)
-        p.page.wait_for_function("() => /running/.test(document.querySelector('.dtnb-progress')?.innerText ?? '')", timeout=60_000)
+        running(2)
         p.command("kernelmenu:interrupt")
         until(p, 2, "interrupted")
-        p.run_cell(3)
-        p.wait_done([3])
-        until(p, 3, "ranks 0-1 │ 2.0")
+        running(3)
+        p.shot(shots / "session-hang.png")
+        p.page.locator("[data-command='notebook:interrupt-kernel']").first.click()
+        until(p, 3, "interrupted")
+        assert "rank 0 waited in all_reduce" in text_of(p, 3) and "the ranks have a new process group" in text_of(p, 3), text_of(p, 3)
+        p.run_cell(4)
+        p.wait_done([4])
+        until(p, 4, "ranks 0-1 │ 2.0")
+        p.shot(shots / "session-interrupted.png")
+
+
+def test_kernel_restart_and_attach(lab, tmp_path):
+    "The notebook's own restart: variables are there, what was printed meanwhile is shown once and in its place, and the ranks can be more"
+    shots = Path(os.environ.get("DTNB_SHOTS") or tmp_path / "shots")
+    nb = lab.folder / "attach.ipynb"
+    write_notebook(nb, "%load_ext dtnb\n%dist start -n 2", "%%distributed\nkept = torch.ones(2) * rank", "%%distributed --detach --name counts\nimport time\nfor i in range(50):\n    print('step', i, flush=True)\n    time.sleep(.5)",
+                   "%load_ext dtnb", "%dist attach", "%dist status", "%%distributed\nprint('kept', kept.tolist())", "%dist resize 3", "%%distributed\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()")
+    def run(*cells):
+        for i in cells:
+            p.run_cell(i)
+            p.wait_done([i])
+    with Page(lab, height=1900) as p:
+        p.open(nb.name)
+        run(0, 1, 2)
+        until(p, 2, "step 0")
+        p.start("notebook:restart-kernel")
+        p.page.locator(".jp-Dialog .jp-mod-accept").click()
+        until(p, 2, "not followed any more")                                            # the view tells that it is an old picture
+        p.wait_idle()
+        run(3)
+        assert "2 ranks of an earlier kernel are waiting" in text_of(p, 3)
+        run(4, 5)                                                                       # though the cell still runs
+        assert "2 ranks (gloo on CPU) are back" in text_of(p, 4) and "rank 0  in cell 2: line 5 of the cell" in text_of(p, 5), text_of(p, 5)
+        p.shot(shots / "session-attached.png")
+        run(6, 7, 8)
+        until(p, 6, "rank 1 │ kept [1.0, 1.0]")
+        until(p, 7, "3 ranks (gloo on CPU) ready")
+        until(p, 8, "ranks 0-2 │ 3.0")
+        until(p, 4, "step 49")
+        said, label, steps = text_of(p, 4), "", {0: [], 1: []}
+        for line in said.splitlines():
+            who, bar, what = line.partition("│")
+            label = who.strip() or label
+            if bar and what.startswith(" step"):
+                for r in steps: steps[r] += [int(what.split()[1])] * (label in ("ranks 0-1", f"rank {r}"))
+        for r in steps: assert steps[r] == list(range(steps[r][0], 50)) and steps[r][0] > 0, said
+        assert "step" not in text_of(p, 6) and said.count("│") == said.count("step"), said
+        p.show(".jp-Cell:nth-of-type(9)")
+        p.shot(shots / "session-resized.png")
+        assert p.errors == []

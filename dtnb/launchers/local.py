@@ -154,6 +154,8 @@ class Local(Launcher):
             for fd in locks: os.close(fd)
         return Job(paths.root, self)
 
+    def save(self, job, again): _tell_guard(job, dict(op="save", again=again))
+
     def resize(self, job, nproc):
         wanted = Local(**self.options | dict(nproc=nproc))
         wanted.shape()

@@ -23,7 +23,9 @@ class Child:
     pid: int
     channel: Channel
     pidfd: int
-    said: str = ""            # "done" or "failed", when it said so
+    said: str = ""            # "done", "failed" or "saved", when it said so
+    saves: bool = False       # it can save what it has done
+    step: int | None = None   # after which it has
     gone: bool = False        # its process ended
     oom: bool | None = None   # whether it ended for want of memory, where the kernel says so
     leaving: bool = False     # a smaller session has no place for it

@@ -10,10 +10,10 @@ import contextlib, gc, os, socket
 
 def connections() -> list[list[str]]:
     "This process's TCP connections that no Python object owns: `[local, peer]` as 'host:port'"
-    return [[a, b] for _, a, b in _open_connections()]
-
-def _open_connections():
     owned = {o.fileno() for o in gc.get_objects() if issubclass(type(o), socket.socket)}
+    return [[a, b] for _, a, b in _open_connections(owned)]
+
+def _open_connections(owned=()):
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         if fd in owned: continue

@@ -12,6 +12,7 @@ from dataclasses import replace
 from fastcore.basics import patch
 
 from ..job import JobState, write_atomic
+from ..processes import connections_of
 
 # %% ../../nbs/rank/16_siblings.ipynb #7ff643d4
 class Siblings:
@@ -36,6 +37,12 @@ def _op_answer(self: Siblings, channel, m):
     with contextlib.suppress(OSError):
         if asker is not None: asker.send(m, fds)
     for fd in fds: os.close(fd)
+
+@patch
+def _op_look(self: Siblings, channel, m):
+    "The connections of a rank that can't tell them"
+    c = self.children.get(m.get("rank"))
+    channel.send(dict(op="answer", id=m["id"], value=connections_of(c.pid) if c else []))
 
 @patch
 def _op_respawn(self: Siblings, channel, m):

@@ -7,7 +7,7 @@ __all__ = ['ANSWERS', 'here', 'Place', 'world_env', 'number_inits', 'keep_groups
            'error_record', 'ship_main_by_value', 'stacks', 'answer', 'serve_control', 'die_with_parent', 'Rank', 'main']
 
 # %% ../../nbs/rank/13_worker.ipynb #38368305
-import atexit, collections, contextlib, ctypes, fcntl, functools, json, os, re, signal, socket, sys, tempfile, threading, time, traceback
+import atexit, collections, contextlib, ctypes, fcntl, functools, json, os, pickle, re, signal, socket, sys, tempfile, threading, time, traceback
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..channel import Channel, connect
 from ..event import EventKind, EventWriter
 from ..job import JobPaths, JobState, make_private, write_atomic
 from ..payload import dump_result, read_payload
-from . import report
+from . import checkpoint, report
 
 # %% ../../nbs/rank/13_worker.ipynb #f9bb522b
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def stacks() -> dict[str, str]:
     names = {t.ident: t.name for t in threading.enumerate()}
     return {names.get(i, str(i)): "".join(traceback.format_stack(f)) for i, f in sys._current_frames().items()}
 
-ANSWERS = {"stacks": lambda question, fds: stacks()}  # what a rank can be asked; a session adds more
+ANSWERS = {"stacks": lambda question, fds: stacks(), "save": checkpoint.asked}  # what a rank can be asked; a session adds more
 
 def answer(question: dict, fds) -> dict:
     "The reply to a question; an error is told, not raised"
@@ -154,7 +154,8 @@ def die_with_parent():
 def _become_rank():
     with contextlib.suppress(PermissionError): os.setsid()
     die_with_parent()
-    for s in (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP): signal.signal(s, signal.SIG_DFL)
+    for s in (signal.SIGTERM, signal.SIGHUP): signal.signal(s, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR2, lambda *_: None)   # a scheduler sends it to every process of a job, before the end; it is meant for the guard
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
     atexit._clear()          # what the parent registered is not ours to run
@@ -166,7 +167,7 @@ class Rank:
     "One rank of a job, in its own process"
     def __init__(self, root, env):
         self.paths, self.place, self.env = JobPaths(Path(root)), Place.from_env(env), env
-        self.attempt = int(env.get("DTNB_ATTEMPT", 0))
+        self.attempt, self.resumes = int(env.get("DTNB_ATTEMPT", 0)), env.get("DTNB_RESUMES", "")
 
     def open(self):
         "Take the rank's place: session, environment, output, control, events"
@@ -199,6 +200,8 @@ class Rank:
             number_inits()
             keep_groups()
         fn, args, kwargs = read_payload(self.paths.payload)
+        if (again := self.paths.next_call(self.place.rank)).exists(): fn, args, kwargs = pickle.loads(again.read_bytes())
+        if callable(getattr(fn, "checkpoint", None)): checkpoint.ask_object(fn, args, kwargs)
         report.install(self.reporter)
         self.writer.write(EventKind.STATE, state=JobState.RUNNING, pid=os.getpid(), host=socket.gethostname())
         return fn(*args, **kwargs)
@@ -219,12 +222,17 @@ def done(self: Rank, value):
     self._tell("done", JobState.DONE)
 
 @patch
-def _tell(self: Rank, op, state, **error):
+def saved(self: Rank, step):
+    "The work is saved after this step (None: it has none); the function has ended, another attempt goes on"
+    self._tell("saved", JobState.DONE, more=dict(step=step))
+
+@patch
+def _tell(self: Rank, op, state, more={}, **error):
     report.install(None)
     self.reporter.stop()
     if error: self.writer.write(EventKind.ERROR, **error)
-    self.writer.write(EventKind.STATE, state=state)
-    with contextlib.suppress(OSError): self.channel.send(dict(op=op, peer_loss=error.get("peer_loss"), error=error or None))
+    self.writer.write(EventKind.STATE, state=state, **more)
+    with contextlib.suppress(OSError): self.channel.send(dict(op=op, peer_loss=error.get("peer_loss"), error=error or None) | more)
 
 here: Rank | None = None  # the rank that this process is
 
@@ -236,6 +244,7 @@ def main(root: str):
     try: rank.done(rank.call())
     except BaseException as err:
         if isinstance(err, SystemExit) and err.code in (None, 0): rank.done(None)
+        elif isinstance(err, checkpoint.Saved): rank.saved(err.args[0])
         else:
             rank.fail(err)
             status = 1

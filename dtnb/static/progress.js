@@ -334,7 +334,7 @@ function render({ model, el }) {
   el.append(root);
 
   /** @type {Map<number, ReturnType<typeof lane>>} */ const shown = new Map();
-  let received = 0, said = "", opened = /** @type {?number} */ (null), chosen = -1, waiting = 0;
+  let received = 0, said = "", opened = /** @type {?number} */ (null), chosen = -1, waiting = 0, gone = false;
 
   /** @param {number} rank */
   function pick(rank) {
@@ -345,22 +345,23 @@ function render({ model, el }) {
   }
 
   function clock() {
-    const { job } = model.get("frame"), over = ENDED.has(job?.state), more = over ? 0 : (performance.now() - received) / 1000;
+    const { job } = model.get("frame"), over = ENDED.has(job?.state), more = over || gone ? 0 : (performance.now() - received) / 1000;
     if (!job) return;
     set(time, [job.elapsed == null ? "" : duration(job.elapsed + more), job.left == null || over ? "" : `${duration(Math.max(0, job.left - more))} left`].filter(x => x).join(" · "));
   }
 
   /** @param {Job} job */
   function drawHead(job) {
-    const failed = job.root != null && job.state === "failed", words = failed ? `failed on rank ${job.root}` : job.state;
+    const failed = job.root != null && job.state === "failed", over = ENDED.has(job.state), left = gone && !over, words = left ? "not followed any more" : failed ? `failed on rank ${job.root}` : job.state;
     attr(root, "data-state", job.state);
-    attr(head, "data-tone", job.state);
+    attr(head, "data-tone", left ? "cancelled" : job.state);
+    root.classList.toggle("dtnb-gone", left);
     set(name, job.name || job.id || "job");
     set(state, words);
-    set(note, [job.stragglers.length ? `rank${job.stragglers.length > 1 ? "s" : ""} ${ranges(job.stragglers, 3)} behind` : "", failed ? "" : job.reason, job.attempt ? `attempt ${job.attempt}` : ""].filter(x => x).join(" · "));
+    set(note, left ? "its kernel has gone or restarted; this is the last that it told" : [job.stragglers.length ? `rank${job.stragglers.length > 1 ? "s" : ""} ${ranges(job.stragglers, 3)} behind` : "", failed ? "" : job.reason, job.attempt ? `attempt ${job.attempt}` : ""].filter(x => x).join(" · "));
     set(part, percent(job.fraction));
     bar.draw(job.fraction);
-    cancel.button.hidden = ENDED.has(job.state);
+    cancel.button.hidden = over || left;
     if (said !== words) { said = words; live.textContent = `${job.name || "job"} ${words}`; clock(); }
   }
 
@@ -404,12 +405,15 @@ function render({ model, el }) {
   const size = new ResizeObserver(again), theme = new MutationObserver(again), tick = setInterval(clock, 1000);
   size.observe(root);
   theme.observe(document.body, { attributes: true });
+  const left = () => { gone = true; draw(); };   // nobody sends frames any more, and nobody hears the button
   model.on("change:frame", changed);
+  model.on("comm_live_update", left);
   received = performance.now();
   draw();
   clock();
   return () => {
     model.off("change:frame", changed);
+    model.off("comm_live_update", left);
     cancelAnimationFrame(waiting);
     clearInterval(tick);
     cancel.stop();

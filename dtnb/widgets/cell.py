@@ -8,7 +8,7 @@ __all__ = ['SOON', 'Page', 'CellDisplay', 'tail', 'write']
 # %% ../../nbs/widgets/31_cell.ipynb #f512bdff
 import re, sys, time
 
-from ..fold import Item, fold, name, shown
+from ..fold import fold, name, shown
 from ..cell import Cell
 from .progress import ProgressDisplay, static
 
@@ -71,13 +71,17 @@ class CellDisplay:
         if self.progress is not None:
             self.progress.finish(cell.view)
             self.page.clear(wait=counted or any(cell.outputs.values()))
-        if not self.quiet:
-            if counted: self.page.show("display_data", dict(data=static(cell.view, time.time()), metadata={}, transient={}))
-            write(self.page, cell.outputs, cell.ranks)
-        cell.waiter = self.late
+        if counted and not self.quiet: self.page.show("display_data", dict(data=static(cell.view, time.time()), metadata={}, transient={}))
+        self.stay(cell, cell.ranks)
 
-    def late(self, cell: Cell, rank: int, item: Item):
-        if not self.quiet: write(self.page, {rank: [item]}, cell.session.ranks if len(cell.ranks) > 1 else cell.ranks)
+    def stay(self, cell: Cell, ranks):
+        "Write all output that is here, and from now on what comes late"
+        with cell.session.lock:                        # nothing comes in between
+            if not self.quiet: write(self.page, cell.outputs, ranks)
+            cell.waiter = self.late
+
+    def late(self, cell: Cell, outputs: dict):
+        if not self.quiet: write(self.page, outputs, cell.session.ranks if len(cell.ranks) > 1 else cell.ranks)
 
 # %% ../../nbs/widgets/31_cell.ipynb #76c50dfd
 def tail(cell: Cell, n: int = 12) -> str:

@@ -17,8 +17,6 @@ def pytest_terminal_summary(terminalreporter):
         if not tried: return ""
         if tried[0][0] == "-": return f"- {tried[0][1]}"
         well = [t for t, _ in tried if t is not None]
-        return f"{len(well)}/{len(tried)}" + (f"  {median(well):.2f} s" if well else "") + ("  known" if tried[0][1] and not well else "")
+        return f"{len(well)}/{len(tried)}" + (f"  {median(well):.2f} s" if well else "")
     terminalreporter.section("faults: how often all was as it must be, and the median time from the fault to its error")
-    for fault, by in rows.items(): terminalreporter.write_line(f"{fault:26} session {cell(by['session']):15} job {cell(by['job'])}")
-    for fault, by in rows.items():
-        if any(t is None and said for t, said in by["session"]): terminalreporter.write_line(f"known: {fault}: {by['session'][0][1]}")
+    for fault, by in rows.items(): terminalreporter.write_line(f"{fault:30} session {cell(by['session']):15} job {cell(by['job'])}")

@@ -7,11 +7,12 @@ import pytest
 import dtnb
 from conftest import alive, job_processes, wait_until
 from dtnb.job import runtime_dir
+from dtnb.session import Session, running
 from test_session import plain
 
 
 def gone(pids, job_id):
-    wait_until(lambda: not alive(pids), 20, f"the end of {alive(pids)}")
+    wait_until(lambda: not alive(pids), 12, f"the end of {alive(pids)}")
     assert not [n for n in os.listdir(runtime_dir() / "g") if n.startswith(job_id[-30:])]
 
 
@@ -86,6 +87,27 @@ def session_after_sigkill():
     t = time.monotonic() - t
     gone(pids, job_id)
     return t, str(said.value)
+
+
+def session_of_blocked_ranks():
+    "A cell whose rank 1 fails after its kernel was killed: another kernel gets the ranks at once, and by an interrupt it gets rank 0 out of its wait"
+    job_id, pids, t = killed_kernel("s = Session(2)\ns.run('kept = rank')\ns.send('import time\\nif rank == 1:\\n    time.sleep(2)\\n    raise ValueError\\ndist.all_reduce(torch.ones(1))')\n"
+                                    "print(s.id, *job_processes(s.job), flush=True)\ntime.sleep(.5)")
+    wait_until(lambda: job_id in [j.id for j in running()], what="the guard knows that the kernel is gone")
+    try: s = Session.attach(job_id, timeout=15)
+    except dtnb.DtnbError:
+        dtnb.attach(job_id).cancel()
+        raise
+    with s:
+        t = time.monotonic() - t
+        time.sleep(2)
+        cell = s.send("kept")
+        with pytest.raises(dtnb.JobTimeoutError, match="still runs on rank 0"): cell.wait(2)
+        cell.cancel()
+        assert s.run("one = torch.ones(1)\ndist.all_reduce(one)\n(one.item(), kept)", timeout=30).result() == {0: (2.0, 0), 1: (2.0, 1)}
+        pids |= job_processes(s.job)
+    gone(pids, job_id)
+    return t, f"attached after {t:.1f} s"
 
 
 FAILS_LATER = """

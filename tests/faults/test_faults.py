@@ -47,11 +47,11 @@ def sessions(tmp_path_factory):
     assert not [n for s in kept.values() for n in trial.sockets_of(s.id)]
 
 
-def tried(name, where, run, known=""):
+def tried(name, where, run):
     "Run one trial and put it down for the table; `pytest -s` shows what was said"
     try: seconds, said = run()
     except BaseException:
-        TRIALS.append((name, where, None, known))
+        TRIALS.append((name, where, None, ""))
         raise
     TRIALS.append((name, where, seconds, ""))
     print(f"\n>>> {name} in a {where}, {seconds:.2f} s: {said}")
@@ -60,17 +60,16 @@ def tried(name, where, run, known=""):
 @pytest.mark.parametrize("trial_number", range(N))
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
 @pytest.mark.parametrize("where", ["session", "job"])
-def test_fault(request, where, fault, trial_number, sessions, decoys):
+def test_fault(where, fault, trial_number, sessions, decoys):
     in_session = where == "session"
-    if in_session and fault.known: request.applymarker(pytest.mark.xfail(reason=fault.known, strict=True))
     if reason := fault.no_session if in_session else fault.no_job:
         TRIALS.append((fault.name, where, "-", reason))
         return
-    if fault.kernel: tried(fault.name, where, fault.kernel[not in_session], fault.known)
+    if fault.kernel: tried(fault.name, where, fault.kernel[not in_session])
     elif in_session:
         s = sessions(fault.ranks)
         sessions.spoiled = True
-        tried(fault.name, where, lambda: trial.in_session(s, fault), fault.known)
+        tried(fault.name, where, lambda: trial.in_session(s, fault))
         sessions.spoiled = False
     else: tried(fault.name, where, lambda: trial.in_job(fault))
     for p in decoys: assert p.poll() is None and start_time(p.pid), f"a foreign process, {p.args}, was touched"

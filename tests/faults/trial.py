@@ -1,16 +1,20 @@
 "One trial of a fault, in a session and in a local job, and what must be true after any fault."
-import os, re, resource, signal, subprocess, threading, time
+import os, re, resource, signal, threading, time
 from pathlib import Path
 
 import pytest
 
 import dtnb
 from conftest import alive, job_processes, wait_until
-from dtnb.processes import children_of, descendants
+from dtnb.processes import children_of, start_time
 from dtnb.job import runtime_dir
 from dtnb.launchers.local import Local
 from dtnb.session import Session
-from test_session import everything, guard, heard, in_main
+from test_session import everything, guard, in_main
+
+WORKS = "works"        # the next cell works, with the variables of before
+RANKS = "some ranks"   # it is refused with a reason, works after `%dist restart --ranks`; the other ranks keep their variables
+ENDED = "ended"        # the session is over and says why; a new one works
 
 PATIENCE = 30   # seconds after which a fault that is not told counts as a wedge
 
@@ -46,8 +50,7 @@ def kill_driver(at): os.kill(_parent(at.of.view.ranks[0].pid), signal.SIGKILL)
 def kill_controller(at):
     "Among the guard's children: no rank, and started after the store"
     ranks = {r.pid for r in at.of.job.view.ranks.values()}
-    others = [p for p in children_of(guard(at.of)) if p not in ranks]
-    os.kill(max(others), signal.SIGKILL)
+    os.kill(max(set(children_of(guard(at.of))) - ranks, key=lambda p: (start_time(p), p)), signal.SIGKILL)
 
 
 def fill_disk(at):
@@ -74,7 +77,7 @@ class At:
     def begun(self):
         "Every rank has called `fault()`"
         def all_have(): return all("fault at" in self.text(r) for r in range(self.job.world_size))
-        def ended(): return (self.cell or self.job).state != "running" if self.cell else self.job.state.ended
+        def ended(): return (self.cell or self.job).state.ended
         wait_until(lambda: (self.cell and self.of.listen()) or all_have() or ended(), what="the fault in every rank")
 
     def moment(self, otherwise):
@@ -98,7 +101,7 @@ def in_session(s, fault):
         at.begun()
         began = time.monotonic()
         fault.act(at)
-    try: at.cell.wait(PATIENCE / 3 if fault.known else PATIENCE)
+    try: at.cell.wait(PATIENCE)
     finally: at.make_room()
     t = time.monotonic()
     error = at.cell.exception()
@@ -113,14 +116,13 @@ def in_session(s, fault):
 
 
 def _next_cell(s, fault, n, before):
-    from .table import ENDED, FRESH, RANKS, WORKS
     if fault.then != WORKS:
         with pytest.raises(dtnb.DtnbError, match="this session has ended .*%dist start" if fault.then == ENDED else fault.refuses.format(fault.rank, fault.rank)): s.run("1", timeout=PATIENCE)
     if fault.then == RANKS: s.restart([fault.rank])
-    if fault.then in (FRESH, ENDED):
+    if fault.then == ENDED:
         s.restart()
         wait_until(lambda: not alive(before), what=f"the end of {alive(before)}")
-    kept = {r: None if fault.then in (FRESH, ENDED) or fault.then == RANKS and r == fault.rank else r for r in range(n)}
+    kept = {r: None if fault.then == ENDED or fault.then == RANKS and r == fault.rank else r for r in range(n)}
     cell = s.run("one = torch.ones(1)\ndist.all_reduce(one)\nprint('rank', rank, 'prints')\n(one.item(), globals().get('kept'))", timeout=PATIENCE)
     wait_until(lambda: len(alive(children_of(guard(s)))) == n + 2, what="only ranks, store and controller below the guard")
     assert cell.result() == {r: (float(n), kept[r]) for r in range(n)}
