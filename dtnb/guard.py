@@ -428,6 +428,7 @@ def _verdict_of_saved(self: Guard):
     if self.again: return JobState.PENDING, f"saved {at}, goes on as attempt {self.post.attempt + 2}"
     return (JobState.RUNNING if self.post.scheduler else JobState.CANCELLED), f"{self.saving}; saved {at}: dtnb.resume({self.spec.job_id!r}) goes on"
 
+# %% ../nbs/rank/18_guard.ipynb #ce84ddb8
 @patch
 def _on_lifeline(self: Guard, key):
     "Whoever holds the other end is gone, or has let go: `end.json` says why"
@@ -440,6 +441,7 @@ def _on_lifeline(self: Guard, key):
     self.starter_death = self.starter_death or asked["reason"]
     self._someone_failed()
 
+# %% ../nbs/rank/18_guard.ipynb #b2580a91
 @patch
 def sweep(self: Guard):
     "Kill everything below the guard, and reap it"

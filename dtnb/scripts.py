@@ -28,13 +28,14 @@ def torchrun_argv(
     return [*([python, "-m", "torch.distributed.run"] if python else ["torchrun"]),
             *(f"--{k.replace('_', '-')}={v}" for k, v in options.items() if v not in ("", None)), *map(str, script)]
 
-# %% ../nbs/08_scripts.ipynb #4c46df9b
+# %% ../nbs/08_scripts.ipynb #1b7be8bd
 def sbatch_lines(options: dict) -> str:
     "`#SBATCH` lines from Slurm's long names, `_` for `-`; None is left out, True is a flag. Raises `ValueError` for a line break"
     bad = next((k for k, v in options.items() if "\n" in f"{k}{v}"), None)
     if bad: raise ValueError(f"{bad} has a line break, which a #SBATCH line can't hold")
     return "".join(f"#SBATCH --{k.replace('_', '-')}{'' if v is True else '=' + shlex.quote(str(v))}\n" for k, v in options.items() if v is not None and v is not False)
 
+# %% ../nbs/08_scripts.ipynb #4c46df9b
 def classic_script(
     command: list[str],                # the script that every rank runs, and its arguments
     nodes: int = 1,

@@ -45,6 +45,7 @@ class TestContractOfTwoHosts(LauncherContract):
         def where():
             import os, pathlib, sys
             lines = [p.read_bytes() for p in pathlib.Path("/proc").glob("[0-9]*/cmdline")]
+            assert os.environ["JAX_COORDINATOR_ADDRESS"].rpartition(":")[0] == os.environ["MASTER_ADDR"] and os.environ["JAX_PROCESS_ID"] == os.environ["RANK"]
             return os.environ["MY_TOKEN"], os.getcwd(), sys.argv[1:], any(b"s3cr" + b"et" in line for line in lines)
         job = dtnb.launch(where, on=self.make(2, env=dict(MY_TOKEN="s3cr" + "et")))
         assert list(job.results(60).values()) == [("s3cr" + "et", os.getcwd(), [], False)] * 2
@@ -168,6 +169,13 @@ def test_cancel_before_anything_is_there():
     job = dtnb.launch(sleeps, on=dtnb.Torchrun(nproc_per_node=2))
     assert job.cancel() == "cancelled"
     wait_until(lambda: not alive([job.spec.starter["pid"]]), what="the end of the supervisor")
+
+
+def test_impossible_options():
+    for words, options in [("at least 1, not 0", dict(nproc_per_node=0)), ("8 a core", dict(nproc_per_node=100_000)), ("at least 1, not '2'", dict(hosts=["n1"], nproc_per_node="2"))]:
+        with pytest.raises(dtnb.LaunchError, match=words): dtnb.launch(place, on=dtnb.Torchrun(**options))
+    for words, options in [("list of names, not 'n1'", dict(hosts="n1")), ("list of names, not ..", dict(hosts=[])), ("is there twice", dict(hosts=["n1", "n1"])), ("no host's name", dict(hosts=["-oProxyCommand=x"]))]:
+        with pytest.raises(ValueError, match=words): dtnb.Torchrun(nproc_per_node=1, **options)
 
 
 def test_no_sessions():

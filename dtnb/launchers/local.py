@@ -14,7 +14,7 @@ from pathlib import Path
 from ..channel import Channel, connect
 from ..event import Event, EventKind
 from ..processes import start_time
-from ..gpus import lock_gpus, visible_gpus
+from ..gpus import check_ranks, lock_gpus, ranks_here, visible_gpus
 from ..handle import Job
 from ..job import JobPaths, JobSpec, JobState, LaunchError, make_private, runtime_dir, write_atomic
 from .launcher import Launcher
@@ -133,13 +133,8 @@ class Local(Launcher):
         return [str(g) for g in asked]
 
     def shape(self):
-        n, cores = self.options["nproc"], len(os.sched_getaffinity(0))
-        if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1): raise LaunchError(f"nproc must be a whole number of ranks, at least 1, not {n!r}")
-        gpus = self.gpus()
-        n = n or len(gpus) or 2
-        if gpus and n > len(gpus): raise LaunchError(f"asked for {n} ranks, but there are {len(gpus)} GPUs ({', '.join(gpus)}): one rank needs one GPU")
-        if not gpus and n > 8 * cores: raise LaunchError(f"asked for {n} ranks on {cores} cores: more than {8 * cores} (8 a core) would only wait for each other")
-        return 1, n
+        check_ranks(self.options["nproc"], "nproc")
+        return 1, ranks_here(self.options["nproc"], self.gpus())
 
     def render(self, spec=None):
         "The call that runs in the driver"

@@ -4,16 +4,18 @@
 
 # %% auto #0
 __all__ = ['READY', 'LONGEST', 'agent_argv', 'drive', 'what_is_wrong', 'own_addr', 'be_guard', 'Client', 'ask_to_end',
-           'supervise', 'code_path', 'Torchrun']
+           'supervise', 'check_options', 'Torchrun', 'code_path']
 
 # %% ../../nbs/launchers/22_torchrun.ipynb #2548c0d4
 import contextlib, importlib.util, json, os, selectors, shlex, signal, socket, subprocess, sys, time
 from dataclasses import replace
 from pathlib import Path
 
+from fastcore.basics import patch
+
 import dtnb
 from ..event import Event, EventKind, EventReader, EventWriter
-from ..gpus import lock_gpus, visible_gpus
+from ..gpus import check_ranks, lock_gpus, ranks_here, visible_gpus
 from ..guard import MEETING, Post, guard_main
 from ..handle import Job
 from ..job import JobPaths, JobSpec, JobState, LaunchError, make_private, public_env, write_atomic
@@ -177,13 +179,19 @@ def supervise(root: str, config: str):
     asked = json.loads(paths.end.read_text()) if paths.end.exists() else dict(state=JobState.FAILED, reason="the first host's guard ended without a word")
     EventWriter(paths.launcher).write(EventKind.STATE, **asked)
 
-# %% ../../nbs/launchers/22_torchrun.ipynb #51d126ea
-def code_path() -> dict:
-    "PYTHONPATH, if this kernel has one, or dtnb is used without being installed"
-    given = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    if "dtnb" not in versions(): given.insert(0, str(Path(dtnb.__file__).parent.parent))
-    return dict(PYTHONPATH=os.pathsep.join(given)) if given else {}
+# %% ../../nbs/launchers/22_torchrun.ipynb #c8e3761a
+def check_options(o: dict):
+    "Raises `ValueError` for options that can't be honoured"
+    hosts, env = list(o["hosts"] or ()), o["env"] or {}
+    if o["over"] not in ("ssh", "pdsh"): raise ValueError(f"over must be 'ssh' or 'pdsh', not {o['over']!r}")
+    if isinstance(o["hosts"], str) or o["hosts"] is not None and not hosts: raise ValueError(f"hosts must be a list of names, not {o['hosts']!r}")
+    if bad := next((h for h in hosts if not h or h.startswith("-") or any(c in h for c in ", ")), None): raise ValueError(f"{bad!r} is no host's name")
+    if twice := next((h for h in hosts if hosts.count(h) > 1), None): raise ValueError(f"host {twice!r} is there twice: more ranks on it are nproc_per_node")
+    if not hosts and (o["over"] != "ssh" or o["ssh_options"] or o["python"]): raise ValueError("over, ssh_options and python are for hosts: there are none")
+    shown = sorted(set(env) - set(public_env(env)))
+    if o["over"] == "pdsh" and shown: raise ValueError(f"pdsh would show {', '.join(shown)} to everybody on the hosts: use over='ssh'")
 
+# %% ../../nbs/launchers/22_torchrun.ipynb #51d126ea
 class Torchrun(Launcher):
     """torchrun on this machine, or on `hosts` that see the same folder and have the same dtnb.
 
@@ -196,63 +204,23 @@ class Torchrun(Launcher):
 
     def __init__(self, **options):
         super().__init__(**options)
-        o = self.options
-        if o["over"] not in ("ssh", "pdsh"): raise ValueError(f"over must be 'ssh' or 'pdsh', not {o['over']!r}")
-        if isinstance(o["hosts"], str) or o["hosts"] is not None and not o["hosts"]: raise ValueError(f"hosts must be a list of names, not {o['hosts']!r}")
-        if twice := [h for h in o["hosts"] or () if list(o["hosts"]).count(h) > 1]: raise ValueError(f"host {twice[0]!r} is there twice: more ranks on it are nproc_per_node")
-        if bad := [h for h in o["hosts"] or () if not h or h.startswith("-") or any(c in h for c in ", ")]: raise ValueError(f"{bad[0]!r} is no host's name")
-        if o["hosts"] is None and (o["over"] != "ssh" or o["ssh_options"] or o["python"]): raise ValueError("over, ssh_options and python are for hosts: there are none")
-        if o["over"] == "pdsh" and set(o["env"] or {}) - set(public_env(o["env"] or {})): raise ValueError(f"pdsh would show {', '.join(sorted(set(o['env']) - set(public_env(o['env']))))} to everybody on the hosts: use over='ssh'")
+        check_options(self.options)
 
     def shape(self):
-        hosts, n, cores = self.options["hosts"], self.options["nproc_per_node"], len(os.sched_getaffinity(0))
-        if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1): raise LaunchError(f"nproc_per_node must be a whole number of ranks, at least 1, not {n!r}")
-        if hosts is not None and n is None: raise LaunchError("nproc_per_node must be said for hosts: how many ranks each of them can have is not known here")
-        if hosts is not None: return len(hosts), n
-        gpus = visible_gpus(os.environ | (self.options["env"] or {}))
-        n = n or len(gpus) or 2
-        if gpus and n > len(gpus): raise LaunchError(f"asked for {n} ranks, but there are {len(gpus)} GPUs ({', '.join(gpus)}): one rank needs one GPU")
-        if not gpus and n > 8 * cores: raise LaunchError(f"asked for {n} ranks on {cores} cores: more than {8 * cores} (8 a core) would only wait for each other")
-        return 1, n
-
-    def reach(self, host: str, words: list[str], tty=False) -> tuple[list[str], dict]:
-        "(argv, variables) of the client that runs words on a host; what its shell reads is quoted"
-        o, line = self.options, shlex.join(words)
-        quiet = [] if tty else ["-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=8"]
-        if o["over"] == "ssh": return ["ssh", *(["-t"] if tty else ["-T"]), *map(str, o["ssh_options"]), *quiet, "--", host, f"exec {line}"], {}
-        # pdsh (2.34) fills in %h, %n and %u in the command, too
-        return ["pdsh", "-R", "ssh", "-S", "-N", "-w", host, f"exec {line}".replace("%", "%%")], dict(PDSH_SSH_ARGS_APPEND=shlex.join([*map(str, o["ssh_options"]), *quiet]))
-
-    def commands(self, root: str, config: str = "") -> list[tuple[str, list[str], dict]]:
-        "(host, argv, variables) of each client"
-        def guard(python, i, *more): return [python, "-P", "-m", "dtnb.launchers.torchrun", "guard", root, str(i), *more]
-        if self.options["hosts"] is None: return [(socket.gethostname(), guard(sys.executable, 0), {})]
-        paths, more = [f"{k}={v}" for k, v in code_path().items()], [config] if self.options["over"] == "pdsh" else []
-        return [(h, *self.reach(h, [*(["env", *paths] if paths else []), *guard(self.options["python"] or sys.executable, i, *more)])) for i, h in enumerate(self.options["hosts"])]
+        hosts, n = self.options["hosts"], self.options["nproc_per_node"]
+        check_ranks(n, "nproc_per_node")
+        if hosts is None: return 1, ranks_here(n, visible_gpus(os.environ | (self.options["env"] or {})))
+        if n is None: raise LaunchError("nproc_per_node must be said for hosts: how many ranks each of them can have is not known here")
+        return len(hosts), n
 
     def render(self, spec=None):
         "What starts each host's guard, and below it torchrun's words there (PORT is found when the job starts)"
         nodes, n = self.shape()
-        spec, lines = spec or JobSpec("JOB_ID", "FUNCTION", "Torchrun", num_nodes=nodes, nproc_per_node=n), []
-        commands = self.commands("JOB_DIR", "VARIABLES")
+        spec, commands, lines = spec or JobSpec("JOB_ID", "FUNCTION", "Torchrun", num_nodes=nodes, nproc_per_node=n), self.commands("JOB_DIR", "VARIABLES"), []
+        at = lambda host: "127.0.0.1" if self.options["hosts"] is None else host
         for host, argv, env in commands:
-            addr = "127.0.0.1" if self.options["hosts"] is None else host
-            first = "127.0.0.1" if self.options["hosts"] is None else commands[0][0]
-            lines += [f"# {host}", " ".join([f"{k}={shlex.quote(v)}" for k, v in env.items()] + [shlex.join(argv)]), "    " + shlex.join(agent_argv(spec, addr, f"{first}:PORT"))]
+            lines += [f"# {host}", " ".join([*(f"{k}={shlex.quote(v)}" for k, v in env.items()), shlex.join(argv)]), "    " + shlex.join(agent_argv(spec, at(host), f"{at(commands[0][0])}:PORT"))]
         return "\n".join(lines)
-
-    def render_tmux(self, script: str = "train.py", *args: str) -> str:
-        "A shell script that runs torchrun with a script on each host by hand, in tmux; needs no dtnb"
-        nodes, n = self.shape()
-        python, hosts = self.options["python"] or sys.executable, self.options["hosts"]
-        env = [f"{k}={v}" for k, v in (self.options["env"] or {}).items()]
-        def run(i, endpoint): return [*(["env", *env] if env else []), *torchrun_argv([script, *args], nodes, n, f"{Path(script).stem}-@PORT@" if hosts else "", endpoint, python)]
-        if hosts is None: return tmux_script({"this machine": run(0, "localhost:0")})
-        def remote(h, words): return Torchrun(**self.options | dict(over="ssh", nproc_per_node=n)).reach(h, words, tty=True)[0]
-        here = f"cd {shlex.quote(os.getcwd())} && "
-        clients = {h: remote(h, ["sh", "-c", here + "exec " + shlex.join(run(i, f"{hosts[0]}:@PORT@"))]) for i, h in enumerate(hosts)}
-        find = [w for w in remote(hosts[0], [python, "-c", FREE_PORT]) if w != "-t"]
-        return tmux_script(clients, find)
 
     def start(self, paths, spec):
         env = {k: str(v) for k, v in (self.options["env"] or {}).items()}
@@ -275,6 +243,43 @@ class Torchrun(Launcher):
 
     def stop(self, job, reason): ask_to_end(job.paths, JobState.CANCELLED, reason)
 
+# %% ../../nbs/launchers/22_torchrun.ipynb #290aa525
+@patch
+def reach(self: Torchrun, host: str, words: list[str], tty=False) -> tuple[list[str], dict]:
+    "(argv, variables) of the client that runs words on a host"
+    o, line = self.options, f"exec {shlex.join(words)}"
+    quiet = [] if tty else ["-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=8"]
+    if o["over"] == "ssh" or tty: return ["ssh", "-t" if tty else "-T", *map(str, o["ssh_options"]), *quiet, "--", host, line], {}
+    # pdsh (2.34) fills in %h, %n and %u in the command, too
+    return ["pdsh", "-R", "ssh", "-S", "-N", "-w", host, line.replace("%", "%%")], dict(PDSH_SSH_ARGS_APPEND=shlex.join([*map(str, o["ssh_options"]), *quiet]))
+
+def code_path() -> dict:
+    "PYTHONPATH, if this kernel has one, or dtnb is used without being installed"
+    given = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    if "dtnb" not in versions(): given.insert(0, str(Path(dtnb.__file__).parent.parent))
+    return dict(PYTHONPATH=os.pathsep.join(given)) if given else {}
+
+@patch
+def commands(self: Torchrun, root: str, config: str = "") -> list[tuple[str, list[str], dict]]:
+    "(host, argv, variables) of each client"
+    hosts, python = self.options["hosts"], self.options["python"] or sys.executable
+    def guard(i, *more): return [python, "-P", "-m", "dtnb.launchers.torchrun", "guard", root, str(i), *more]
+    if hosts is None: return [(socket.gethostname(), guard(0), {})]
+    env = ["env", *(f"{k}={v}" for k, v in code_path().items())] if code_path() else []
+    return [(h, *self.reach(h, env + guard(i, *([config] if self.options["over"] == "pdsh" else [])))) for i, h in enumerate(hosts)]
+
+# %% ../../nbs/launchers/22_torchrun.ipynb #eae32cd0
+@patch
+def render_tmux(self: Torchrun, script: str = "train.py", *args: str) -> str:
+    "A shell script that runs torchrun with a script on each host, in tmux; needs torch there, and no dtnb"
+    (nodes, n), hosts, python = self.shape(), self.options["hosts"], self.options["python"] or sys.executable
+    env = ["env", *(f"{k}={v}" for k, v in self.options["env"].items())] if self.options["env"] else []
+    if hosts is None: return tmux_script({"this machine": env + torchrun_argv([script, *args], nodes, n, python=python)})
+    words = env + torchrun_argv([script, *args], nodes, n, f"{Path(script).stem}-@PORT@", f"{hosts[0]}:@PORT@", python)
+    there = ["sh", "-c", f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"]
+    return tmux_script({h: self.reach(h, there, tty=True)[0] for h in hosts}, [w for w in self.reach(hosts[0], [python, "-c", FREE_PORT], tty=True)[0] if w != "-t"])
+
+# %% ../../nbs/launchers/22_torchrun.ipynb #2dff69a9
 if __name__ == "__main__" and "dtnb.launchers.torchrun" in str(__spec__):
     if sys.argv[1] == "supervise": supervise(sys.argv[2], sys.stdin.readline())
     else:
