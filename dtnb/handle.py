@@ -87,7 +87,9 @@ def result(self: Job, rank: int = 0, timeout: float | None = None):
     return self._load(rank)
 
 @patch
-def _load(self: Job, r): return pickle.loads(self.paths.result(r).read_bytes())
+def _load(self: Job, r):
+    try: return pickle.loads(self.paths.result(r).read_bytes())
+    except FileNotFoundError: raise LaunchError(f"job {self.id} is done, but rank {r} has left no result: a script that runs without dtnb gives none, job.logs(0) has what it printed") from None
 
 # %% ../nbs/06_handle.ipynb #43b885ef
 @patch

@@ -167,7 +167,7 @@ class JobView:
         if self.state.ended:
             self.ended = e.t
             for r in self.ranks.values():
-                if not r.state.ended: r.state, r.ended = (JobState.CANCELLED if self.state != JobState.LOST else JobState.LOST), e.t
+                if not r.state.ended: r.state, r.ended = (self.state if self.state in (JobState.DONE, JobState.LOST) else JobState.CANCELLED), e.t
 
 # %% ../nbs/03_view.ipynb #5616a653
 def root_cause(view: JobView) -> RankView | None:

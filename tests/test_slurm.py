@@ -124,6 +124,35 @@ def test_digits_on_two_nodes_with_two_ranks():
     assert {r.host for r in view.ranks.values()} == {"node1", "node2"} and all(r.bar.n == 8 and r.scalars["loss"].last < 1 for r in view.ranks.values())
 
 
+def test_the_classic_script(cluster):
+    "`style='torchrun'`: the function as a script, torchrun once a node, no dtnb there"
+    job = dtnb.launch(speak, "it works", on=dtnb.Slurm(nodes=2, nproc_per_node=2, style="torchrun", time=5, env=dict(OMP_NUM_THREADS="1")))
+    assert job.wait(120) == "done", job.logs(0)
+    assert [job.logs(0).count(f"rank {r} of 4: it works, 6.0") for r in range(4)] == [1] * 4 and {r.state for r in job.view.ranks.values()} == {"done"}
+    with pytest.raises(dtnb.LaunchError, match="has left no result"): job.result()
+    job = dtnb.launch(speak, 1 / 3, on=dtnb.Slurm(style="torchrun"))
+    assert job.wait(120) == "failed" and "job.logs(0)" in job.view.reason and "TypeError" in job.logs(0)
+    with pytest.raises(dtnb.LaunchError, match="can't become a script"): dtnb.launch(lambda: cluster, on=dtnb.Slurm(style="torchrun"))
+
+
+def speak(words):
+    import os, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    x = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(x)
+    print(f"rank {os.environ['RANK']} of {dist.get_world_size()}: " + words + f", {x.item()}", flush=True)
+
+
+def test_cpus_are_those_that_were_asked_for(monkeypatch):
+    "Where Slurm binds tasks to CPUs, the ranks have those of their task"
+    with Cluster(conf=dict(TaskPlugin="task/affinity"), cpus=2) as c:
+        monkeypatch.setenv("SLURM_CONF", c.env["SLURM_CONF"])
+        def affinity():
+            import os
+            return len(os.sched_getaffinity(0))
+        assert dtnb.launch(affinity, on=dtnb.Slurm(cpus_per_task=1, nproc_per_node=2)).results(60) == {0: 1, 1: 1}
+
+
 def test_a_rank_that_exits_outside_a_collective_is_named(cluster):
     job = dtnb.launch(rank_one_exits, on=dtnb.Slurm(nodes=2))
     began = time.monotonic()

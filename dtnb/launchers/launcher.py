@@ -43,6 +43,10 @@ class Launcher(ABC):
     @abstractmethod
     def stop(self, job: Job, reason: str): "Ask it to stop; does not wait"
 
+    def pack(self, paths: JobPaths, frozen: dict, fn, args, kwargs):
+        "Write what the ranks need into the job's folder"
+        write_payload(paths.payload, frozen)
+
     def save(self, job: Job, again: bool):
         "Ask a job to save and end, and with `again` to go on from there; does not wait. Raises `LaunchError`"
         raise LaunchError(f"{type(self).__name__} can't ask a job to save")
@@ -78,7 +82,10 @@ def launch_on(launcher: Launcher, fn, args=(), kwargs=None, **more) -> Job:
     if spec.keep_siblings and not launcher.keeps_siblings: raise LaunchError(f"{type(launcher).__name__} stops all ranks when one ends, so it can't host a session: use Local")
     frozen = freeze(fn, args, kwargs, launcher.options.get("max_payload_mb", 64))
     paths = JobPaths(make_private(jobs_dir() / spec.job_id))
-    write_payload(paths.payload, frozen)
+    try: launcher.pack(paths, frozen, fn, args, kwargs or {})
+    except BaseException:
+        shutil.rmtree(paths.root, ignore_errors=True)
+        raise
     return launcher.start(paths, spec)
 
 def relaunch(job: Job, launcher: Launcher) -> Job:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from ..event import Event, EventKind
 from ..handle import Job
-from ..job import JobPaths, JobSpec, JobState, LaunchError, home, write_atomic
+from ..job import JobPaths, JobSpec, JobState, LaunchError, home, make_private, write_atomic
 from .launcher import Launcher
 from .squeue import SlurmError, ask, clean_env, find_token, poller
 from ..reader import in_words, read_errors
+from ..scripts import classic_script, script
 
 # %% ../../nbs/launchers/24_slurm.ipynb #ea7357d7
 def minutes(time) -> int | None:
@@ -37,14 +38,14 @@ gpu_bind gpu_freq gpus_per_node gpus_per_task gres gres_flags hold job_name lice
 overcommit oversubscribe partition power prefer priority profile propagate qos reboot requeue no_requeue reservation sockets_per_node spread_job switches thread_spec threads_per_core time time_min tmp use_min_nodes wckey""".split()
 _NOT_OURS = dict(array="one launch is one job: call launch once for each", output="each rank has its own log: job.logs(rank)", error="each rank has its own log: job.logs(rank)", wrap="pass a function to launch",
                  ntasks="give nodes and nproc_per_node (or ntasks_per_node): Slurm may split ntasks unevenly", signal="give signal_delay_s, the seconds before the end at which ranks save", chdir="the job runs in the notebook's folder")
-_OWN = dict(nodes=1, nproc_per_node=None, signal_delay_s=90, setup=None, srun_args=None, python=None, env=None, max_payload_mb=64)
+_OWN = dict(nodes=1, nproc_per_node=None, signal_delay_s=90, setup=None, srun_args=None, python=None, env=None, max_payload_mb=64, style="dtnb")
 
 PATIENCE = 60   # seconds for sbatch to answer
 
 def sbatch_script(options: dict, name: str, root: str, cwd: str) -> str:
     "The text for sbatch: `options` as `Slurm` takes them, the job's name, its folder and the folder that it runs in"
     from submitit.slurm.slurm import _get_default_parameters, _make_sbatch_string   # submitit 1.5 has no public function that gives the text
-    o = {k: v for k, v in options.items() if v is not None and k not in ("nproc_per_node", "env", "max_payload_mb", "python", "srun_args")}
+    o = {k: v for k, v in options.items() if v is not None and k not in ("nproc_per_node", "env", "max_payload_mb", "python", "srun_args", "style")}
     o["time"], o["ntasks_per_node"], o["job_name"] = minutes(o.get("time")), o.get("ntasks_per_node", 1), re.sub(r"[\r\n\0]+", " ", o.get("job_name", name))
     more = {k.replace("_", "-"): v for k, v in o.items() if k not in _get_default_parameters()}
     known = {k: v for k, v in o.items() if k in _get_default_parameters()}
@@ -94,6 +95,7 @@ class Slurm(Launcher):
 
     `nproc_per_node`: ranks a node (default: `gpus_per_node`, else 1), started by one task a node, to which `cpus_per_task` belongs; `ntasks_per_node` instead starts one task a rank.
     `signal_delay_s`: seconds before the time limit at which ranks are asked to save; `setup`: lines of shell before srun; `srun_args`; `python`: of the nodes; `env`: more variables.
+    `style="torchrun"`: the function becomes a script (`dtnb.script`), which the classic batch script runs by torchrun, without dtnb on the nodes; its state is Slurm's, its output `job.logs(0)`, and there are no results.
     The job's folder (`DTNB_HOME`) must be visible to every node"""
     defaults = {k: None for k in _SBATCH} | _OWN
 
@@ -103,6 +105,8 @@ class Slurm(Launcher):
         super().__init__(**options)
         o = self.options
         if o["ntasks_per_node"] and o["nproc_per_node"]: raise ValueError("give nproc_per_node (one task a node) or ntasks_per_node (one task a rank), not both")
+        if o["style"] not in ("dtnb", "torchrun"): raise ValueError(f"style must be 'dtnb' or 'torchrun', not {o['style']!r}")
+        if o["style"] == "torchrun" and (o["ntasks_per_node"] or o["srun_args"]): raise ValueError("style='torchrun' has one task a node: give nproc_per_node, and no srun_args")
         minutes(o["time"])
 
     def shape(self):
@@ -115,8 +119,20 @@ class Slurm(Launcher):
 
     def render(self, spec=None, root="JOB_DIR"):
         "The script that is submitted"
-        spec = spec or JobSpec("JOB_ID", "function", "Slurm", cwd=os.getcwd())
-        return sbatch_script(self._dialect(), spec.name, str(root), spec.cwd)
+        return self._text(self._dialect(), spec or JobSpec("JOB_ID", "function", "Slurm", cwd=os.getcwd()), JobPaths(Path(root)))
+
+    def _text(self, o: dict, spec: JobSpec, paths: JobPaths) -> str:
+        if o["style"] == "dtnb": return sbatch_script(o, spec.name, str(paths.root), spec.cwd)
+        o = {k: v for k, v in o.items() if v is not None and k not in ("nproc_per_node", "signal_delay_s", "max_payload_mb", "style", "env")}
+        o |= dict(job_name=re.sub(r"[\r\n\0]+", " ", o.get("job_name", spec.name)), setup=o.get("setup") or (), python=o.get("python") or sys.executable, output=str(paths.output(0)), open_mode="append", chdir=spec.cwd)
+        return classic_script([str(paths.payload / "train.py")], nproc_per_node=self.shape()[1], **o)
+
+    def pack(self, paths, frozen, fn, args, kwargs):
+        super().pack(paths, frozen, fn, args, kwargs)
+        if self.options["style"] == "torchrun":
+            try: script(fn, paths.payload / "train.py", args, kwargs)
+            except (ValueError, TypeError) as err: raise LaunchError(f"{getattr(fn, '__name__', 'this')} can't become a script: {err}") from None
+            make_private(paths.rank(0))
 
     def _dialect(self) -> dict:
         "The options as this site takes them"
@@ -148,8 +164,7 @@ class Slurm(Launcher):
 
     def _sbatch(self, paths, spec, token):
         o = self._dialect()
-        script = sbatch_script(o | dict(comment=" ".join(x for x in (o["comment"], token) if x)), spec.name, str(paths.root), spec.cwd)
-        write_atomic(paths.root / "submit.sh", script)
+        write_atomic(paths.root / "submit.sh", self._text(o | dict(comment=" ".join(x for x in (o["comment"], token) if x)), spec, paths))
         env = clean_env(os.environ) | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONSAFEPATH": "1"} | {k: str(v) for k, v in (self.options["env"] or {}).items()}
         note(paths, token=token, asked=time.time())
         try: note(paths, id=ask("sbatch", "--parsable", paths.root / "submit.sh", timeout=PATIENCE, env=env, cwd=spec.cwd).split(";")[0].strip())
@@ -175,9 +190,10 @@ class Slurm(Launcher):
         seen = poller().last(record["id"])
         if seen is None: return []
         state, reason = seen.verdict()
-        if not seen.ended: return [_event(state, reason, seen.t)] if state == JobState.PENDING or reason or job.reader.view.reason.startswith("SUSPENDED") else []
+        if not seen.ended: return [_event(state, reason, seen.t)] if state == JobState.PENDING or reason or self.options["style"] == "torchrun" or job.reader.view.reason.startswith("SUSPENDED") else []
         if time.time() - seen.t < 2: return []              # the guards' own last words may be on their way through the file system
-        state, reason = final(job, record, seen.word, state, reason)
+        if self.options["style"] == "dtnb" or record.get("cancel"): state, reason = final(job, record, seen.word, state, reason)
+        elif state == JobState.FAILED: reason = reason or "its script failed: job.logs(0) has its output"
         note(job.paths, state=state, reason=reason, t=seen.t)
         return [_event(state, reason, seen.t)]
 
