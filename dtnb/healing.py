@@ -56,8 +56,10 @@ def restart_some(session, ranks, end) -> list[str]:
     for c in session.cells.values():
         c.exception()                                        # cells of these have failed, for good
         for r in ranks: c.stuck.pop(r, None)
+    session.lost.clear()
     for r in ranks:
-        del session.dead[r], session.engines[r]
+        del session.dead[r]
+        session.engines.pop(r, None)
         session.tell(dict(op="respawn", rank=r))
     session.until(end, session.knock, f"an answer of {name(ranks)}")
     if session.init == "none": return []

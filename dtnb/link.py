@@ -31,6 +31,7 @@ class Link:
         self.engines = {}                               # rank -> engine id, which is ipyparallel's; nobody sees it
         self.answers = {}                               # id -> (answer, descriptors), until somebody takes it
         self.dead, self.ended = {}, ""                  # rank -> how it died; why the session is over
+        self.lost = set()                               # ranks that died before this kernel came
         self.resized = None                             # the guard's last word on the number of ranks, if it has changed
 
     def take(self, job):
@@ -49,6 +50,8 @@ class Link:
 def reach(self: Link, job, end, again=False):
     "Reach the job's guard, its controller and its ranks, in this order, until `end` (monotonic); `again`: another kernel has, and they may be busy. Raises `LaunchError`"
     self.take(job)
+    if again: self.hear()
+    self.lost = set(self.dead)                           # while no kernel was there
     import ipyparallel                                   # half a second, while the ranks start
     self.control = self.until(end, self._reach_guard, "its guard")
     self.control.send(dict(op="hold"))
@@ -77,7 +80,7 @@ def _reach_controller(self: Link, info):
 def until(self: Link, end, true, what):
     while (got := true()) in (None, False):              # a client without engines is empty, but it is one
         self.hear()
-        if self.dead: raise _as_error(next(iter(self.dead.values())))
+        if new := set(self.dead) - self.lost: raise _as_error(self.dead[min(new)])
         if (state := self.job.state).ended: raise self.job.exception() or LaunchError(f"the session ended while it started: {state}")
         if time.monotonic() > end: raise LaunchError(f"the session did not start in time: {what} did not come. Its log: {self.paths.launcher_log}")
         time.sleep(.005)
@@ -92,7 +95,7 @@ def knock(self: Link, again=False) -> bool:
     end = time.monotonic() + .03
     for eid, got in asked.items():
         if got.wait(max(0, end - time.monotonic())): self.engines[int(got.get())] = eid
-    return len(self.engines) == self.world_size
+    return len(set(self.engines) | self.lost) == self.world_size
 
 @patch
 def _kick(self: Link):

@@ -14,7 +14,7 @@ from .cell import Cell, over
 from .engine import bind, engine, offer
 from .event import Event, EventKind, EventReader
 from .fold import Item, name
-from .rank.siblings import LEFT
+from .rank.siblings import LEFT, USED
 from .handle import Job
 from .healing import resize_to, restart_some
 from .job import DtnbError, JobState, JobTimeoutError, jobs_dir
@@ -253,8 +253,8 @@ def running() -> list[Job]:
 
 def _left(paths) -> float | None:
     "When the last kernel left; None if one is there"
-    said = EventReader(paths.launcher).read()
-    return said[-1].t if said and said[-1].get("reason") == LEFT else None
+    last = next((e for e in reversed(EventReader(paths.launcher).read()) if e.get("reason") in (LEFT, USED)), None)
+    return last.t if last and last.get("reason") == LEFT else None
 
 # %% ../nbs/session/28_session.ipynb #c6d57f07
 @patch(cls_method=True)
@@ -272,7 +272,7 @@ def attach(cls: Session, job_id: str | None = None, timeout: float = 30) -> Sess
     s.take(job)
     left = _left(job.paths)
     s._open(end, again=True)
-    s.init = s.ask(0, "busy")["init"]
+    s.init = next(b["init"] for b in s.ask_all(s.ranks, "busy", 5).values())
     s._take_up(left)
     return s
 
@@ -284,7 +284,7 @@ def _take_up(self: Session, left: float):
         told = {r: reader.read() for r, reader in self.readers.items()}
     last = max((e.get("cell", 0) for events in told.values() for e in events), default=0)
     self.numbers = itertools.count(last + 1)
-    for n in sorted({e.get("cell", 0) for events in told.values() for e in events if e.t >= left} | {self.ask(r, "busy")["cell"] for r in self.ranks}):
+    for n in sorted({e.get("cell", 0) for events in told.values() for e in events if e.t >= left} | {b["cell"] for b in self.ask_all(self.ranks, "busy", 5).values()}):
         if n: self.cells[n] = Cell(self, n, "", self.ranks, "", n, self.id, JobView(self.world_size), futures={r: over() for r in self.ranks}, outputs={r: [] for r in self.ranks}, finished=True)
     for r, events in told.items():
         for e in events:

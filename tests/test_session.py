@@ -745,6 +745,17 @@ def test_attach_after_a_killed_kernel():
     finally: s.close()
 
 
+def test_attach_to_ranks_of_which_one_has_died():
+    "While no kernel was there: it is told, and can be started anew"
+    code = "import os, signal\nfrom dtnb.session import Session\ns = Session(2)\ns.run('kept = rank + 40')\ns.send('import os, time\\ntime.sleep(2)\\nif rank == 0: os._exit(5)')\nprint(s.id, flush=True)\nimport time\ntime.sleep(.5)\nos.kill(os.getpid(), signal.SIGKILL)"
+    left = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout.strip()
+    time.sleep(3)
+    with Session.attach(left) as s:
+        with pytest.raises(dtnb.DtnbError, match="rank 0 is gone: its process ended with exit code 5.*%dist restart --ranks 0"): s.run("1")
+        s.restart([0])
+        assert s.run("dist.barrier()\nglobals().get('kept')", timeout=30).result() == {0: None, 1: 41}
+
+
 def test_completion_and_inspection_in_a_kernel(tmp_path):
     "What an editor asks, answered from rank 0 in a cell for the ranks, and from the kernel elsewhere"
     from jupyter_client.manager import start_new_kernel
