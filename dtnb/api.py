@@ -42,7 +42,9 @@ def jobs() -> list[Job]:
     found = []
     for p in jobs_dir().glob("*/spec.json"):
         with contextlib.suppress(DtnbError, OSError): found.append((p.stat().st_mtime, p.parent.name, open_job(p.parent.name)))
-    return [job for _, _, job in sorted(found, key=lambda f: f[:2])]
+    jobs = [job for _, _, job in sorted(found, key=lambda f: f[:2])]
+    for kind in {type(j.launcher) for j in jobs}: kind.refresh([j for j in jobs if type(j.launcher) is kind])
+    return jobs
 
 # %% ../nbs/40_api.ipynb #7a8ef02c
 class _Live:

@@ -320,3 +320,15 @@ def test_a_controller_that_is_away_for_a_while():
         assert job.view.ranks[0].bar.n > before
         c.start_controller()
         assert job.cancel(timeout=60) == "cancelled"
+
+
+def test_a_list_of_jobs_says_how_each_ended(cluster):
+    "Also of one that ended while nobody watched, in the first answer of a new process"
+    job = dtnb.launch(sleeps, on=dtnb.Slurm())
+    wait_until(lambda: job.state == "running", 60, "a start")
+    script = job.paths.launcher
+    cluster.run("scancel", "--signal=KILL", "--full", read(job)["id"])
+    wait_until(lambda: not cluster.run("squeue", "-h").stdout.strip(), 40, "the end")
+    os.utime(script, (1, 1))                                  # long ago
+    said = subprocess.run([str(Path(sys.executable).with_name("dtnb")), "jobs"], capture_output=True, text=True, timeout=60).stdout
+    assert "failed" in said or "cancelled" in said, said

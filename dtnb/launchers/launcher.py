@@ -47,6 +47,10 @@ class Launcher(ABC):
         "Write what the ranks need into the job's folder"
         write_payload(paths.payload, frozen)
 
+    @classmethod
+    def refresh(cls, jobs: list[Job]):
+        "Find out at once, for a list, what `poll` would tell of each in its time"
+
     def save(self, job: Job, again: bool):
         "Ask a job to save and end, and with `again` to go on from there; does not wait. Raises `LaunchError`"
         raise LaunchError(f"{type(self).__name__} can't ask a job to save")

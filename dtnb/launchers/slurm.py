@@ -191,11 +191,16 @@ class Slurm(Launcher):
         if seen is None: return []
         state, reason = seen.verdict()
         if not seen.ended: return [_event(state, reason, seen.t)] if state == JobState.PENDING or reason or self.options["style"] == "torchrun" or job.reader.view.reason.startswith("SUSPENDED") else []
-        if time.time() - seen.t < 2: return []              # the guards' own last words may be on their way through the file system
+        if time.time() - seen.t < 2 and time.time() - _written(job.paths.launcher) < 10: return []   # the guards' own last words may be on their way through the file system
         if self.options["style"] == "dtnb" or record.get("cancel"): state, reason = final(job, record, seen.word, state, reason)
         elif state == JobState.FAILED: reason = reason or "its script failed: job.logs(0) has its output"
         note(job.paths, state=state, reason=reason, t=seen.t)
         return [_event(state, reason, seen.t)]
+
+    @classmethod
+    def refresh(cls, jobs):
+        records = [read_record(j.paths) for j in jobs]
+        poller().refresh([r["id"] for r in records if r.get("id") and not r.get("state")])
 
     def _poll_unsubmitted(self, job, record):
         if not record.get("asked") or time.time() - record.get("looked", 0) < 5: return []
@@ -206,6 +211,7 @@ class Slurm(Launcher):
 
 # %% ../../nbs/launchers/24_slurm.ipynb #07987057
 def _event(state, reason, t=None): return Event(EventKind.STATE, t or time.time(), data=dict(state=state, reason=reason))
+def _written(path) -> float: return path.stat().st_mtime if path.exists() else 0.0
 def _refused(err): return LaunchError(f"Slurm refused the job: {err}")
 
 def _or_nothing(*argv) -> str:

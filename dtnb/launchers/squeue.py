@@ -94,15 +94,15 @@ def has_accounting() -> bool:
     try: return bool(ask("sacct", "-n", "-X", "-P", "-o", "JobID", timeout=20)) or True
     except (SlurmError, subprocess.TimeoutExpired): return False
 
-def look(jobs) -> dict[str, Seen]:
+def look(jobs, timeout: float = 30) -> dict[str, Seen]:
     "What Slurm says of these jobs now, in one query if it knows them all. Raises `SlurmError` if it does not answer"
-    found = parse_squeue(_known("squeue", "-h", "-t", "all", "-j", ",".join(jobs), "-o", _SEP.join(("%i", "%T", "%r", "%N"))))
+    found = parse_squeue(_known("squeue", "-h", "-t", "all", "-j", ",".join(jobs), "-o", _SEP.join(("%i", "%T", "%r", "%N")), timeout=timeout))
     for j in set(jobs) - set(found): found[j] = parse_scontrol(_known("scontrol", "show", "job", j)) or _by_sacct(j) or Seen("MISSING", t=time.time())
     return {j: found[j] for j in jobs}
 
-def _known(*argv) -> str:
+def _known(*argv, timeout: float = 30) -> str:
     "What Slurm prints of jobs; nothing for ones that it does not know any more, where it says that this is an error (22.05)"
-    try: return ask(*argv)
+    try: return ask(*argv, timeout=timeout)
     except SlurmError as err:
         if "Invalid job id" in str(err): return ""
         raise
@@ -127,6 +127,12 @@ class Poller:
                 self.thread = threading.Thread(target=self._run, name="dtnb-squeue", daemon=True)
                 self.thread.start()
             return self.seen.get(job)
+
+    def refresh(self, jobs, timeout: float = 3):
+        "Look at these jobs now, for someone who can't wait for the thread. A controller that doesn't answer tells nothing new"
+        jobs = [j for j in jobs if not (j in self.seen and self.seen[j].ended)]
+        try: self.seen |= look(jobs, timeout) if jobs else {}
+        except (SlurmError, subprocess.TimeoutExpired) as err: self.error = str(err)
 
     def _run(self):
         every = max(.5, float(os.environ.get("DTNB_SQUEUE_SECONDS", 2)))
