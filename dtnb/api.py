@@ -14,7 +14,7 @@ from .channel import connect
 from .event import Event
 from .handle import Job
 from .job import DtnbError, JobState, LaunchError, jobs_dir
-from .launchers.launcher import launch_on, open_job, relaunch
+from .launchers.launcher import launch_on, open_job, refresh, relaunch
 from .rank.checkpoint import latest
 from .reader import opening
 
@@ -42,9 +42,7 @@ def jobs() -> list[Job]:
     found = []
     for p in jobs_dir().glob("*/spec.json"):
         with contextlib.suppress(DtnbError, OSError): found.append((p.stat().st_mtime, p.parent.name, open_job(p.parent.name)))
-    jobs = [job for _, _, job in sorted(found, key=lambda f: f[:2])]
-    for kind in {type(j.launcher) for j in jobs}: kind.refresh([j for j in jobs if type(j.launcher) is kind])
-    return jobs
+    return refresh([job for _, _, job in sorted(found, key=lambda f: f[:2])])
 
 # %% ../nbs/40_api.ipynb #7a8ef02c
 class _Live:

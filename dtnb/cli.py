@@ -14,7 +14,7 @@ from . import __version__
 from .api import attach, jobs
 from .handle import Job
 from .job import DtnbError, home, jobs_dir
-from .launchers.launcher import open_job
+from .launchers.launcher import open_job, refresh
 from .view import JobView
 from .widgets import twin
 
@@ -153,6 +153,7 @@ def readable() -> tuple[list[Job], dict[str, str]]:
         if not p.is_dir(): continue
         try: found.append(open_job(p.name))
         except (DtnbError, OSError) as err: bad[p.name] = "it has no spec.json" if not (p / "spec.json").exists() else str(err)
+    refresh(found)
     return sorted(found, key=lambda j: j.spec.created), dict(sorted(bad.items()))
 
 def folder_size(path: Path) -> int:
