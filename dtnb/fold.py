@@ -6,7 +6,7 @@
 __all__ = ['Item', 'Block', 'lines', 'fold', 'name', 'shown']
 
 # %% ../nbs/session/24_fold.ipynb #a4456025
-import json, re
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 

@@ -6,12 +6,12 @@
 __all__ = ['Job']
 
 # %% ../nbs/06_handle.ipynb #83dca996
-import json, os, pickle, time
+import json, pickle, time
 from pathlib import Path
 
 from fastcore.basics import patch
 
-from .job import JobCancelledError, JobPaths, JobSpec, JobState, JobTimeoutError, LaunchError, RankFailedError, jobs_dir
+from .job import JobCancelledError, JobPaths, JobSpec, JobState, JobTimeoutError, LaunchError, RankFailedError
 from .reader import JobReader, in_words, read_errors, tail
 
 # %% ../nbs/06_handle.ipynb #0ebbc6fd

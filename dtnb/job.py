@@ -7,7 +7,7 @@ __all__ = ['JobState', 'DtnbError', 'LaunchError', 'JobCancelledError', 'JobTime
            'make_private', 'write_atomic', 'home', 'jobs_dir', 'runtime_dir', 'new_job_id', 'public_env', 'JobSpec']
 
 # %% ../nbs/01_job.ipynb #e433f95b
-import json, os, re, secrets, socket, time
+import json, os, re, secrets, time
 from dataclasses import dataclass, field, asdict, fields
 from enum import StrEnum
 from functools import cache

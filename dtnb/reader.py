@@ -9,8 +9,8 @@ __all__ = ['JobReader', 'tail', 'last_line', 'opening', 'read_errors', 'in_words
 import json, os, re
 from pathlib import Path
 
-from .event import Event, EventReader
-from .job import JobPaths, JobSpec, JobState
+from .event import EventReader
+from .job import JobPaths, JobSpec
 from .view import JobView
 
 # %% ../nbs/05_reader.ipynb #3d962af5

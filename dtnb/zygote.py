@@ -7,7 +7,6 @@ __all__ = ['count_gpus', 'become_guard', 'end_orphans', 'fork_guard', 'preload',
 
 # %% ../nbs/rank/19_zygote.ipynb #7e7c396b
 import contextlib, ctypes, gc, importlib, json, os, signal, socket, sys
-from pathlib import Path
 
 from .channel import Channel
 

@@ -11,10 +11,9 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from ..handle import Job
-from ..job import DtnbError, JobPaths, JobSpec, LaunchError, jobs_dir, make_private, new_job_id, public_env, write_atomic
+from ..job import DtnbError, JobPaths, JobSpec, LaunchError, jobs_dir, make_private, new_job_id, public_env
 from ..payload import freeze, write_payload
 
 # %% ../../nbs/launchers/20_launcher.ipynb #c52a673f
