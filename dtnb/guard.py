@@ -70,7 +70,7 @@ class Guard(Siblings):
         self.deadline = self.failed_t = None   # when everything is killed (monotonic); when a rank first failed (Unix)
         self.holders, self.left, self.alone = [], time.monotonic(), False  # of a session: the kernels that use it; when the last one left; whether one has
         self.locks, self.oom = list(locks), oom_kills()  # descriptors, one a GPU; what was known of memory when it began
-        self.wanted, self.saving, self.again, self.began = None, "", False, latest(self.paths.root)  # asked to save, not begun yet; why it saves; whether it goes on; what it goes on from
+        self.wanted, self.saving, self.again, self.saves, self.began = None, "", False, 0, latest(self.paths.root)  # asked to save, not begun yet; why it saves; whether it goes on; how often it was asked; what it goes on from
         self.lifeline = lifeline               # a descriptor at whose end it ends
         self.askers, self.finished = {}, False # question -> who asked it; whether the end was asked for and is no failure
 
@@ -266,6 +266,11 @@ def _op_saved(self: Guard, channel, m):
     c = self._of(channel)
     c.said, c.step = "saved", m.get("step")
 @patch
+def _op_unsaved(self: Guard, channel, m):
+    if not self.saving or not self.again: return
+    self.saving, self.deadline = "", None
+    self.say(JobState.RUNNING, "nothing was saved: its ranks did not all answer")
+@patch
 def _op_exits(self: Guard, channel, m): self.exits.update({int(k): v for k, v in m["exits"].items()})
 @patch
 def _op_watch(self: Guard, channel, m): self.watchers.append(channel)
@@ -414,8 +419,10 @@ def _save(self: Guard):
     self.saving = why or "somebody asked it to save"
     self.say(JobState.RUNNING, f"{self.saving}; saving", saving=self.saving, again=self.again)
     self.deadline = self.deadline or time.monotonic() + SAVING
+    self.saves += 1
+    over = [c.rank for c in self.children.values() if c.said == "done"]
     for c in ranks:
-        with contextlib.suppress(OSError): c.channel.send(dict(op="ask", id="save", what="save"))   # it dies at this moment
+        with contextlib.suppress(OSError): c.channel.send(dict(op="ask", id="save", what="save", count=self.saves, over=over))   # it dies at this moment
 
 @patch
 def _all_saved(self: Guard) -> bool: return bool(self.saving) and any(c.said == "saved" for c in self.children.values()) and all(c.said in ("saved", "done") for c in self.children.values())
@@ -469,7 +476,9 @@ def over(self: Guard) -> bool:
     if all_gone and self._keeps_store(): return False
     if all_gone and not self.starters: return True
     if all_gone and len(here) == self.post.nproc and all(c.said or self._secondary(c) or c.local_rank in self.exits for c in here): return True
-    return self.deadline is not None and time.monotonic() > self.deadline
+    if self.deadline is None or time.monotonic() < self.deadline: return False
+    if self.saving and self.failed_t is None: self.cancelled = self.cancelled or f"{self.saving}; it did not save within {SAVING:g} s"
+    return True
 
 @patch
 def _keeps_store(self: Guard) -> bool:

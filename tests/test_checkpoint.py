@@ -112,6 +112,26 @@ def test_what_can_not_be_saved_or_resumed():
     with pytest.raises(dtnb.LaunchError, match="is cancelled: only one that runs can save"): job.requeue()
 
 
+def test_asked_before_all_have_said_how_and_after_one_has_returned():
+    def uneven():
+        import os, time, dtnb
+        me = os.environ["RANK"]
+        if me == "1": time.sleep(2)
+        saved = []
+        ckpt = dtnb.checkpoint(lambda folder: (folder / me).write_text("x"), lambda folder: saved.append(folder.name))
+        steps = 20 if me == "2" else 150
+        for i in range(ckpt.steps, steps):
+            time.sleep(.02)
+            ckpt.step()
+        return len(saved)
+    job = dtnb.launch(uneven, on=dtnb.Local(nproc=3))
+    wait_until(lambda: job.state == "running", 60, "a start")
+    time.sleep(.7)
+    job.requeue()                                            # rank 1 has not said how; rank 2 is about to return
+    wait_until(lambda: job.view.attempt == 1, 60, "the second attempt")
+    assert job.wait(60) == "done" and job.results()[0] == job.results()[1] == 1
+
+
 def test_a_save_that_fails_is_the_error():
     def bad():
         import time, dtnb

@@ -23,7 +23,7 @@ class Checkpoint:
     "`steps`: how many are done, over all attempts"
     def __init__(self, save=None, every: int = 0):
         self.steps, self.every, self.until = 0, every, None
-        self.asked, self.agreed, self._save = False, threading.Event(), save
+        self.asked, self.agreed, self._save, self.over = False, threading.Event(), save, []   # over: ranks that have returned
 
     def step(self):
         "The end of a step. Returns at once, unless the job is to stop: then it saves and ends the function, after the same step on all ranks"
@@ -32,9 +32,15 @@ class Checkpoint:
         elif self.every and self.steps % self.every == 0: _write(self)
 
     def _stop_here(self):
-        if not self.agreed.wait(AGREE) or self.steps < self.until: return
+        if not self.agreed.wait(AGREE): return self._go_on()
+        if self.steps < self.until: return
         _write(self)
         raise Saved(self.steps)
+
+    def _go_on(self):
+        "A rank has not answered: nothing is saved, and one may ask again"
+        self.asked = False
+        _here().channel.send(dict(op="unsaved"))
 
     def ask(self) -> int:
         "From the control thread: no step is begun any more on this rank alone. Returns the one that runs, counted from 1"
@@ -65,16 +71,18 @@ def _write(ckpt):
     rank = _here()
     folder, n = make_private(rank.paths.root / "checkpoint") / f"step-{ckpt.steps:08d}", rank.place.world_size
     ckpt._save(make_private(folder))
+    ranks = [r for r in range(n) if r not in ckpt.over]
     if n > 1:
         store = _store(rank)
         store.set(f"{ckpt.steps}/{rank.place.rank}", "saved")
-        if rank.place.rank == 0: store.wait([f"{ckpt.steps}/{r}" for r in range(n)], timedelta(hours=1))
-    if rank.place.rank == 0:
+        if rank.place.rank == ranks[0]: store.wait([f"{ckpt.steps}/{r}" for r in ranks], timedelta(hours=1))
+    if rank.place.rank == ranks[0]:
         write_atomic(folder.parent / "latest.json", json.dumps(dict(step=ckpt.steps, path=str(folder), world_size=n, t=time.time())))
         for old in sorted(folder.parent.glob("step-*"))[:-KEPT]: shutil.rmtree(old, ignore_errors=True)
 
 # %% ../../nbs/rank/20_checkpoint.ipynb #ed7efd72
 _now: Checkpoint | None = None   # this rank's
+_early: tuple = ()               # the question, if it came before there was one
 
 def checkpoint(save, load=None, every: int = 0) -> Checkpoint:
     """How this job saves and goes on. `save(folder)` is called on all ranks after the same step; `load(folder)` now, if an earlier attempt (or the job that this one resumes) has saved.
@@ -91,6 +99,7 @@ def checkpoint(save, load=None, every: int = 0) -> Checkpoint:
     _now = ckpt
     _leave_it_to_the_guard()
     rank.channel.send(dict(op="checkpoint"))
+    if _early: asked(*_early)                              # before it had said how
     return ckpt
 
 def _leave_it_to_the_guard():
@@ -98,18 +107,24 @@ def _leave_it_to_the_guard():
     signal.signal(signal.SIGTERM, lambda *_: None)
 
 def asked(question, fds):
-    "The control thread hears that the rank is to save"
+    "The control thread hears that the rank is to save: `count`: how often it has; `over`: the ranks that have returned"
+    global _early
     if _signal is not None: os.kill(os.getpid(), _signal)
-    elif _now is not None and not _now.asked: threading.Thread(target=_agree, args=(_now.ask(),), name="dtnb-save", daemon=True).start()
+    elif _now is None: _early = question, fds
+    elif not _now.asked:
+        _now.over = question.get("over", [])
+        threading.Thread(target=_agree, args=(_now.ask(), question.get("count", 0)), name="dtnb-save", daemon=True).start()
 
-def _agree(begun):
+def _agree(begun, count):
+    "Tell the others which step runs here, and take the highest. If one does not answer, nothing is agreed"
     rank = _here()
-    n, me = rank.place.world_size, rank.place.rank
-    if n == 1: return _now.agree(begun)
+    ranks, me = [r for r in range(rank.place.world_size) if r not in _now.over], rank.place.rank
+    if ranks == [me]: return _now.agree(begun)
     store = _store(rank)
-    store.set(str(me), str(begun))
-    store.wait([str(r) for r in range(n)])
-    _now.agree(max(int(store.get(str(r))) for r in range(n)))
+    store.set(f"{count}.{me}", str(begun))
+    try: store.wait([f"{count}.{r}" for r in ranks])
+    except RuntimeError: return                            # the time-out, or the store is gone
+    _now.agree(max(int(store.get(f"{count}.{r}")) for r in ranks))
 
 # %% ../../nbs/rank/20_checkpoint.ipynb #668bc1dd
 _signal: int | None = None   # which one asks the object
