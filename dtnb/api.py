@@ -31,6 +31,7 @@ def resume(job: Job | str, on=None) -> Job:
     job = open_job(job) if isinstance(job, str) else job
     if not job.state.ended: raise LaunchError(f"job {job.id} is {job.state}: it goes on by itself")
     if latest(job.paths.root) is None: raise LaunchError(f"job {job.id} has saved nothing: its function has to call dtnb.checkpoint")
+    if job.spec.withheld and on is None: raise LaunchError(f"{', '.join(job.spec.withheld)} of job {job.id} may be secret and {'was' if len(job.spec.withheld) == 1 else 'were'} not kept: give them again, on={type(job.launcher).__name__}(env=...)")
     return relaunch(job, on or job.launcher)
 
 def attach(job_id: str) -> Job:
@@ -65,7 +66,7 @@ class _Live:
 
     def close(self):
         if self.channel: self.channel.close()
-        self.channel, self.next = None, float("inf")
+        self.channel, self.next = None, time.monotonic() + .5   # another attempt may come
 
 # %% ../nbs/40_api.ipynb #2ed5d74a
 def _screen(job):

@@ -78,8 +78,8 @@ class EventReader:
     def read(self) -> list[Event]:
         "The whole lines that came since the last call; [] while there is no file"
         try:
-            if os.stat(self.path).st_size <= self.offset: return []
-            with open(self.path, "rb") as f:
+            with open(self.path, "rb") as f:               # NFS looks again at what is opened, not at what is asked for its size
+                if os.fstat(f.fileno()).st_size <= self.offset: return []
                 f.seek(self.offset)
                 chunk = f.read()
         except FileNotFoundError: return []

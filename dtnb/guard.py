@@ -17,7 +17,6 @@ from .channel import accept, listen
 from .event import EventKind, EventReader, EventWriter
 from .job import JobPaths, JobSpec, JobState, make_private, runtime_dir, write_atomic
 from .processes import descendants, describe_exit, link, oom_kills, open_files, start_time, zombie_code
-from .rank.checkpoint import latest
 from .rank.child import Child
 from .rank.output import BEGIN, END, RICH, STREAM, Unframe
 from .rank.siblings import Siblings
@@ -70,7 +69,7 @@ class Guard(Siblings):
         self.deadline = self.failed_t = None   # when everything is killed (monotonic); when a rank first failed (Unix)
         self.holders, self.left, self.alone = [], time.monotonic(), False  # of a session: the kernels that use it; when the last one left; whether one has
         self.locks, self.oom = list(locks), oom_kills()  # descriptors, one a GPU; what was known of memory when it began
-        self.wanted, self.saving, self.again, self.saves, self.began = None, "", False, 0, latest(self.paths.root)  # asked to save, not begun yet; why it saves; whether it goes on; how often it was asked; what it goes on from
+        self.wanted, self.saving, self.again, self.saves = None, "", False, 0  # asked to save, not begun yet; why it saves; whether it goes on; how often it was asked
         self.lifeline = lifeline               # a descriptor at whose end it ends
         self.askers, self.finished = {}, False # question -> who asked it; whether the end was asked for and is no failure
 
@@ -82,7 +81,7 @@ class Guard(Siblings):
         "Socket, store, record: everything that must be there before a rank is"
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
         signal.signal(signal.SIGTERM, lambda *_: self._on_term(f"{self.post.scheduler or 'somebody'} asked the guard to end (SIGTERM)"))
-        signal.signal(signal.SIGUSR2, lambda *_: setattr(self, "wanted", dict(again=True)))
+        signal.signal(signal.SIGUSR2, lambda *_: setattr(self, "wanted", self.wanted or dict(again=True)))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.address = make_private(runtime_dir() / "g") / (self.spec.job_id[-30:] + (f".{self.post.index}" if self.post.index else ""))
         self.server = listen(self.address)
@@ -90,6 +89,7 @@ class Guard(Siblings):
         if self.post.index: make_private(self.paths.guard(self.post.index).parent)
         self.writer = EventWriter(self.paths.guard(self.post.index), attempt=self.post.attempt)
         self.others = {i: EventReader(self.paths.guard(i)) for i in range(self.post.guards) if i != self.post.index}
+        self.next_look, self.later = 0.0, None
         self.over_there, self.words = {}, {}   # index of another guard -> the state in which its part has ended, and why
         if self.lifeline is not None: self.loop.register(self.lifeline, selectors.EVENT_READ, self._on_lifeline)
         self.store, self.jax = self._start_store() if not self.post.index else self._find_store()
@@ -185,9 +185,17 @@ def rank_env(self: Guard) -> dict:
 def start(self: Guard, drive):
     "Fork the driver, which calls `drive(spec, main, args)` to run the worker on every rank; or the ranks, where `drive` is None"
     os.environ.update(self.rank_env())
+    if self.post.attempt: self._put_away()
     if drive and not self.spec.keep_siblings: pids = [self._fork(lambda: self._drive(drive, main))]
     else: pids = [self._fork(lambda i=i: self._be_rank(i)) for i in range(self.post.nproc)]
     self._watch_starters(pids)
+
+@patch
+def _put_away(self: Guard):
+    "What the last attempt has left of these ranks is not this one's"
+    for r in (self.post.place(i).rank for i in range(self.post.nproc)):
+        with contextlib.suppress(OSError): os.replace(self.paths.error(r), self.paths.error(r).with_suffix(f".{self.post.attempt - 1}.json"))
+        self.paths.result(r).unlink(missing_ok=True)
 
 @patch
 def _watch_starters(self: Guard, pids):
@@ -258,7 +266,8 @@ def _op_failed(self: Guard, channel, m):
     self._someone_failed(cause=not m.get("peer_loss"))
 
 @patch
-def _op_checkpoint(self: Guard, channel, m): self._of(channel).saves = True
+def _op_checkpoint(self: Guard, channel, m):
+    self._of(channel).saves, self.wanted, self.later = True, self.wanted or self.later, None   # it was asked before it could
 @patch
 def _op_save(self: Guard, channel, m): self.wanted = dict(again=bool(m.get("again")))
 @patch
@@ -407,22 +416,29 @@ def cancel(self: Guard, reason: str):
 @patch
 def _on_term(self: Guard, why):
     "A signal's handler, so it sends nothing itself"
-    if not self.saving and any(c.saves for c in self.children.values()): self.wanted = dict(again=False, why=why)
+    if self.saving: self.again = False                     # it saves, and then it ends
+    elif any(c.saves for c in self.children.values()): self.wanted = dict(again=False, why=why)
     else: self.cancel(why)
 
 @patch
 def _save(self: Guard):
     "Ask the ranks to save and end. Those that have said how get two minutes for it"
-    self.again, why, self.wanted = self.wanted["again"], self.wanted.get("why"), None
+    wanted, self.wanted = self.wanted, None
     ranks = [c for c in self.children.values() if not c.gone]
-    if self.saving or not any(c.saves for c in ranks): return
-    self.saving = why or "somebody asked it to save"
+    if self.saving: return
+    if not any(c.saves for c in ranks):
+        self.later = wanted
+        return self.say(JobState.RUNNING, "asked to save, but its function has not called dtnb.checkpoint")
+    self.again, self.saving = wanted["again"], wanted.get("why") or "somebody asked it to save"
     self.say(JobState.RUNNING, f"{self.saving}; saving", saving=self.saving, again=self.again)
-    self.deadline = self.deadline or time.monotonic() + SAVING
+    self.deadline = self.deadline or time.monotonic() + self._time_to_save()
     self.saves += 1
     over = [c.rank for c in self.children.values() if c.said == "done"]
     for c in ranks:
         with contextlib.suppress(OSError): c.channel.send(dict(op="ask", id="save", what="save", count=self.saves, over=over))   # it dies at this moment
+
+@patch
+def _time_to_save(self: Guard) -> float: return max(SAVING, self.spec.options.get("signal_delay_s") or 0)
 
 @patch
 def _all_saved(self: Guard) -> bool: return bool(self.saving) and any(c.said == "saved" for c in self.children.values()) and all(c.said in ("saved", "done") for c in self.children.values())
@@ -431,9 +447,10 @@ def _all_saved(self: Guard) -> bool: return bool(self.saving) and any(c.said == 
 def _verdict_of_saved(self: Guard):
     step = next(c.step for c in self.children.values() if c.said == "saved")
     at = "its work" if step is None else f"step {step}"
-    if self.again and step is not None and self.began and self.began["step"] == step: return JobState.FAILED, f"no step was done since {at}, from which it went on: it would be requeued for ever"
+    hint = "" if step is None else f": dtnb.resume({self.spec.job_id!r}) goes on"
+    if self.cancelled: return (JobState.RUNNING if self.post.scheduler else JobState.CANCELLED), f"{self.cancelled}; saved {at}{hint}"
     if self.again: return JobState.PENDING, f"saved {at}, goes on as attempt {self.post.attempt + 2}"
-    return (JobState.RUNNING if self.post.scheduler else JobState.CANCELLED), f"{self.saving}; saved {at}: dtnb.resume({self.spec.job_id!r}) goes on"
+    return (JobState.RUNNING if self.post.scheduler else JobState.CANCELLED), f"{self.saving}; saved {at}{hint}"
 
 # %% ../nbs/rank/18_guard.ipynb #ce84ddb8
 @patch
@@ -471,13 +488,13 @@ def reap(self: Guard):
 @patch
 def over(self: Guard) -> bool:
     "Whether nothing more can happen"
-    if self.others and not self._hear_others(): return False
+    if self.others: self._hear_others()
     here, all_gone = self.children.values(), all(c.gone for c in self.children.values())
     if all_gone and self._keeps_store(): return False
     if all_gone and not self.starters: return True
     if all_gone and len(here) == self.post.nproc and all(c.said or self._secondary(c) or c.local_rank in self.exits for c in here): return True
     if self.deadline is None or time.monotonic() < self.deadline: return False
-    if self.saving and self.failed_t is None: self.cancelled = self.cancelled or f"{self.saving}; it did not save within {SAVING:g} s"
+    if self.saving and self.failed_t is None: self.cancelled = self.cancelled or f"{self.saving}; it did not save within {self._time_to_save():g} s"
     return True
 
 @patch
@@ -509,8 +526,10 @@ def run(self: Guard):
     self._meet_the_end()
 
 @patch
-def _hear_others(self: Guard) -> bool:
-    "Take in what the other guards have written. Always true"
+def _hear_others(self: Guard):
+    "Take in what the other guards have written"
+    if time.monotonic() < self.next_look: return
+    self.next_look = time.monotonic() + (.2 if len(self.others) < 16 else 1)   # so many files, on a file system that all share
     for i, reader in self.others.items():
         for e in reader.read():
             if e.attempt != self.post.attempt or e.kind != EventKind.STATE: continue
@@ -518,7 +537,6 @@ def _hear_others(self: Guard) -> bool:
             if e.get("saving") and not self.saving: self.wanted = dict(again=e.get("again"), why=e.get("saving"))
             if e.get("saved"): self.over_there[i] = JobState.DONE   # its part of it is done
             elif JobState(e.get("state")).ended: self.over_there[i], self.words[i] = JobState(e.get("state")), e.get("reason", "")
-    return True
 
 @patch
 def _lost_a_host(self: Guard, t):
@@ -594,5 +612,9 @@ def guard_main(root, gpus: int, drive=None, locks=(), post: Post | None = None, 
             raise
         state = guard.verdict()[0]
         if state != JobState.PENDING or guard.post.scheduler: return state
+        while guard._hear(0): pass                         # somebody may have asked to end it meanwhile
+        if guard.cancelled:
+            guard.say(*guard.verdict())
+            return guard.verdict()[0]
         guard.close()                                      # it has saved and goes on here
         post = replace(guard.post, attempt=guard.post.attempt + 1)

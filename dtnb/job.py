@@ -135,7 +135,7 @@ _ENV_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH|JWT", re.I)
 
 def public_env(env) -> dict[str, str]:
     "The variables that explain a run and cannot be secrets"
-    return {k: v for k, v in sorted(env.items()) if _ENV_KEPT.match(k) and not _ENV_SECRET.search(k)}
+    return {k: v for k, v in sorted(env.items()) if _ENV_KEPT.match(k) and not _ENV_SECRET.search(k) and not re.search("://[^/]*@", str(v))}
 
 # %% ../nbs/01_job.ipynb #28be8eb9
 @dataclass(frozen=True)
@@ -155,6 +155,7 @@ class JobSpec:
     host: str = ""                               # where it was asked
     user: str = ""
     cwd: str = ""
+    withheld: list = field(default_factory=list) # names of variables in `options` that may be secrets and were not kept
     starter: dict = field(default_factory=dict)  # the process asked to start it: pid, start time, host
     env: dict = field(default_factory=dict)      # `public_env` only
     versions: dict = field(default_factory=dict)

@@ -22,7 +22,7 @@ class JobReader:
         self.view = JobView(self.spec.world_size, self.spec.name, self.spec.job_id)
         self.launcher = EventReader(self.paths.launcher)
         self.readers = {r: EventReader(self.paths.events(r)) for r in range(self.spec.world_size)}
-        self.sizes = {}
+        self.sizes, self.told = {}, 0.0                       # told: when the job's own record last grew, Unix time
 
     def poll(self) -> JobView:
         "Fold in what was written since the last time"
@@ -31,6 +31,7 @@ class JobReader:
             for e in reader.read(): self.view.apply(e)
             self._last_line(r)
         for e in job_events: self.view.apply(e)
+        self.told = max((e.t for e in job_events), default=self.told)
         return self.view
 
     def live(self, events):

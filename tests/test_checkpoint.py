@@ -132,6 +132,40 @@ def test_asked_before_all_have_said_how_and_after_one_has_returned():
     assert job.wait(60) == "done" and job.results()[0] == job.results()[1] == 1
 
 
+def slow_to_save(every=0):
+    import time, dtnb, torch.distributed as dist
+    dist.init_process_group("gloo")
+    def save(folder):
+        time.sleep(1)
+        dist.barrier()
+    ckpt = dtnb.checkpoint(save, every=every)
+    while True:
+        time.sleep(.02 + .01 * dist.get_rank())
+        ckpt.step()
+
+
+def test_a_cancel_while_it_saves_ends_it():
+    job = dtnb.launch(slow_to_save, on=dtnb.Local(nproc=2))
+    wait_until(lambda: job.state == "running", 60, "a start")
+    time.sleep(1)
+    job.requeue()
+    time.sleep(.5)
+    assert job.cancel("enough", timeout=30) == "cancelled" and job.view.reason.startswith("enough")
+    time.sleep(1)
+    assert dtnb.attach(job.id).state == "cancelled" and dtnb.attach(job.id).view.attempt == 0
+
+
+def test_asked_while_it_saves_by_itself():
+    "The step at which all stop may be one at which they save anyhow"
+    job = dtnb.launch(slow_to_save, every=5, on=dtnb.Local(nproc=2))
+    for i in range(3):
+        wait_until(lambda: job.view.attempt == i and latest(job.paths.root) and job.state == "running", 60, f"attempt {i}")
+        time.sleep(1 + .3 * i)
+        job.requeue()
+    wait_until(lambda: job.view.attempt == 3, 60, "the last attempt")
+    assert job.cancel() == "cancelled"
+
+
 def test_a_save_that_fails_is_the_error():
     def bad():
         import time, dtnb

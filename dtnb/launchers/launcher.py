@@ -75,7 +75,8 @@ def public_options(launcher: "Launcher") -> dict:
 def make_spec(launcher: Launcher, name: str) -> JobSpec:
     "What is asked, as a record"
     nodes, nproc = launcher.shape()
-    return JobSpec(new_job_id(name), name, type(launcher).__name__, public_options(launcher), nodes, nproc,
+    options = public_options(launcher)
+    return JobSpec(new_job_id(name), name, type(launcher).__name__, options, nodes, nproc, withheld=sorted(set(launcher.options.get("env") or {}) - set(options.get("env") or {})),
                    created=time.time(), host=socket.gethostname(), user=getpass.getuser(), cwd=os.getcwd(), env=public_env(os.environ), versions=versions())
 
 def launch_on(launcher: Launcher, fn, args=(), kwargs=None, **more) -> Job:

@@ -179,7 +179,10 @@ class Local(Launcher):
             if (who := opening(job.paths)) or job.state.ended: break
             time.sleep(.1)                                # asked before the zygote was warm
         if not who: return
-        with contextlib.suppress(OSError): _tell_guard(job, dict(op="cancel", reason=reason))   # it may have just ended by itself
+        for _ in range(50):
+            with contextlib.suppress(OSError): return _tell_guard(job, dict(op="cancel", reason=reason))
+            if job.state.ended: return                    # by itself
+            time.sleep(.1)                                # between two attempts
 
 def _tell_guard(job, message, fds=()):
     channel = connect(opening(job.paths)["address"])

@@ -11,11 +11,12 @@ import contextlib, json, os, re, secrets, shlex, socket, subprocess, sys, time
 from dataclasses import replace
 from pathlib import Path
 
-from ..event import Event, EventKind
+from ..event import Event, EventKind, EventWriter
 from ..handle import Job
 from ..job import JobPaths, JobSpec, JobState, LaunchError, home, make_private, write_atomic
 from .launcher import Launcher
 from .squeue import SlurmError, ask, clean_env, find_token, poller
+from ..rank.checkpoint import latest
 from ..reader import in_words, read_errors
 from ..scripts import classic_script, script
 
@@ -41,11 +42,13 @@ _NOT_OURS = dict(array="one launch is one job: call launch once for each", outpu
 _OWN = dict(nodes=1, nproc_per_node=None, signal_delay_s=90, setup=None, srun_args=None, python=None, env=None, max_payload_mb=64, style="dtnb")
 
 PATIENCE = 60   # seconds for sbatch to answer
+_UNSURE = re.compile(r"timed out|temporarily|unable to contact|zero bytes|connection", re.I)   # sbatch's words when it may have submitted all the same
 
 def sbatch_script(options: dict, name: str, root: str, cwd: str) -> str:
     "The text for sbatch: `options` as `Slurm` takes them, the job's name, its folder and the folder that it runs in"
     from submitit.slurm.slurm import _get_default_parameters, _make_sbatch_string   # submitit 1.5 has no public function that gives the text
-    o = {k: v for k, v in options.items() if v is not None and k not in ("nproc_per_node", "env", "max_payload_mb", "python", "srun_args", "style")}
+    o = {k: v for k, v in options.items() if v is not None and v is not False and k not in ("nproc_per_node", "env", "max_payload_mb", "python", "srun_args", "style")}
+    if not o.get("no_requeue"): o.setdefault("requeue", True)           # some sites' default is that a job is not
     o["time"], o["ntasks_per_node"], o["job_name"] = minutes(o.get("time")), o.get("ntasks_per_node", 1), re.sub(r"[\r\n\0]+", " ", o.get("job_name", name))
     more = {k.replace("_", "-"): v for k, v in o.items() if k not in _get_default_parameters()}
     known = {k: v for k, v in o.items() if k in _get_default_parameters()}
@@ -94,7 +97,7 @@ class Slurm(Launcher):
     """Ranks on the nodes of a Slurm cluster. Options have sbatch's names (`nodes`, `gpus_per_node`, `cpus_per_task`, `partition`, `account`, `time`, ...); `time` is minutes or Slurm's text.
 
     `nproc_per_node`: ranks a node (default: `gpus_per_node`, else 1), started by one task a node, to which `cpus_per_task` belongs; `ntasks_per_node` instead starts one task a rank.
-    `signal_delay_s`: seconds before the time limit at which ranks are asked to save; `setup`: lines of shell before srun; `srun_args`; `python`: of the nodes; `env`: more variables.
+    `signal_delay_s`: seconds before the time limit at which ranks are asked to save; `setup`: lines of shell before srun (they are kept in the job's folder: no place for secrets); `srun_args`; `python`: of the nodes; `env`: more variables.
     `style="torchrun"`: the function becomes a script (`dtnb.script`), which the classic batch script runs by torchrun, without dtnb on the nodes; its state is Slurm's, its output `job.logs(0)`, and there are no results.
     The job's folder (`DTNB_HOME`) must be visible to every node"""
     defaults = {k: None for k in _SBATCH} | _OWN
@@ -107,6 +110,9 @@ class Slurm(Launcher):
         if o["ntasks_per_node"] and o["nproc_per_node"]: raise ValueError("give nproc_per_node (one task a node) or ntasks_per_node (one task a rank), not both")
         if o["style"] not in ("dtnb", "torchrun"): raise ValueError(f"style must be 'dtnb' or 'torchrun', not {o['style']!r}")
         if o["style"] == "torchrun" and (o["ntasks_per_node"] or o["srun_args"]): raise ValueError("style='torchrun' has one task a node: give nproc_per_node, and no srun_args")
+        if isinstance(o["setup"], str): o["setup"] = [o["setup"]]
+        for k, v in o.items():
+            if isinstance(v, str) and "\n" in v and k not in ("setup", "job_name"): raise ValueError(f"{k}={v!r} has more than one line")
         minutes(o["time"])
 
     def shape(self):
@@ -148,13 +154,13 @@ class Slurm(Launcher):
             raise
 
     def _submit(self, paths, spec):
-        check(self.options, parse_sinfo(_or_nothing("sinfo", "-h", "-o", "%P|%D|%c|%G|%l|%a")))
+        check(self.options, parse_sinfo(_or_nothing("sinfo", "-h", "-o", "%P|%D|%c|%G|%l|%a", timeout=5)))
         token = f"dtnb:{secrets.token_hex(6)}"
         write_atomic(paths.spec, replace(spec, starter=dict(token=token)).to_json())
         (paths.root / "slurm").mkdir(mode=0o700, exist_ok=True)
         try: self._sbatch(paths, spec, token)
         except SlurmError as err:
-            if not (self.options["gpus_per_node"] and "resource" in str(err).lower() and not _site().get("gpus")): raise _refused(err) from None
+            if not (self.options["gpus_per_node"] and re.search(r"generic resource|gres", str(err), re.I) and not _site().get("gpus")): raise _refused(err) from None
             _remember(gpus="gres")                          # --gpus-per-node is not for every site
             try: self._sbatch(paths, spec, token)
             except SlurmError as again:
@@ -165,23 +171,38 @@ class Slurm(Launcher):
     def _sbatch(self, paths, spec, token):
         o = self._dialect()
         write_atomic(paths.root / "submit.sh", self._text(o | dict(comment=" ".join(x for x in (o["comment"], token) if x)), spec, paths))
-        env = clean_env(os.environ) | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONSAFEPATH": "1"} | {k: str(v) for k, v in (self.options["env"] or {}).items()}
+        own = (sys.prefix + os.sep, sys.base_prefix + os.sep)  # the node's interpreter has these of its own
+        env = clean_env(os.environ) | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p and not p.startswith(own)), "PYTHONSAFEPATH": "1"} | {k: str(v) for k, v in (self.options["env"] or {}).items()}
         note(paths, token=token, asked=time.time())
         try: note(paths, id=ask("sbatch", "--parsable", paths.root / "submit.sh", timeout=PATIENCE, env=env, cwd=spec.cwd).split(";")[0].strip())
         except subprocess.TimeoutExpired: pass               # it may have submitted: `poll` looks for the token
-        except SlurmError:
-            if not self._adopt(paths): note(paths, asked=None); raise
+        except SlurmError as err:
+            if not _UNSURE.search(str(err)):
+                note(paths, asked=None)
+                raise
 
     def _adopt(self, paths) -> str | None:
-        "Find a job that was submitted without an answer"
+        "Find a job that was submitted without an answer. One that was cancelled meanwhile is cancelled now"
+        record = read_record(paths)
         with contextlib.suppress(SlurmError, subprocess.TimeoutExpired):
-            if found := find_token(read_record(paths)["token"]): return note(paths, id=found)["id"]
+            if found := find_token(record["token"], timeout=5):
+                note(paths, id=found)
+                if record.get("cancel"): ask("scancel", found)
+                return found
 
     def stop(self, job, reason):
+        before = read_record(job.paths).get("cancel")
         record = note(job.paths, cancel=reason)
-        if record.get("id") or self._adopt(job.paths): ask("scancel", read_record(job.paths)["id"])
+        try:
+            if record.get("id"): ask("scancel", record["id"])
+            else: self._adopt(job.paths)
+        except (SlurmError, subprocess.TimeoutExpired) as err:
+            note(job.paths, cancel=before)
+            raise LaunchError(f"Slurm did not take the cancel ({err}): try again") from None
 
-    def save(self, job, again): ask("scancel", f"--signal={'USR2' if again else 'TERM'}", read_record(job.paths)["id"])
+    def save(self, job, again):
+        try: ask("scancel", f"--signal={'USR2' if again else 'TERM'}", read_record(job.paths).get("id") or "?")
+        except (SlurmError, subprocess.TimeoutExpired) as err: raise LaunchError(f"Slurm did not pass it on ({err}): try again") from None
 
     def poll(self, job):
         record = read_record(job.paths)
@@ -190,8 +211,10 @@ class Slurm(Launcher):
         seen = poller().last(record["id"])
         if seen is None: return []
         state, reason = seen.verdict()
+        if state == JobState.PENDING and seen.t < job.reader.told: return []   # it has begun since
         if not seen.ended: return [_event(state, reason, seen.t)] if state == JobState.PENDING or reason or self.options["style"] == "torchrun" or job.reader.view.reason.startswith("SUSPENDED") else []
-        if time.time() - seen.t < 2 and time.time() - _written(job.paths.launcher) < 10: return []   # the guards' own last words may be on their way through the file system
+        late = 60 if seen.word in ("COMPLETED", "MISSING") and self.options["style"] == "dtnb" else 2
+        if time.time() - seen.t < late and time.time() - job.reader.told < 2 * late: return []   # the guards' own last words may be on their way through the file system
         if self.options["style"] == "dtnb" or record.get("cancel"): state, reason = final(job, record, seen.word, state, reason)
         elif state == JobState.FAILED: reason = reason or "its script failed: job.logs(0) has its output"
         note(job.paths, state=state, reason=reason, t=seen.t)
@@ -211,11 +234,10 @@ class Slurm(Launcher):
 
 # %% ../../nbs/launchers/24_slurm.ipynb #07987057
 def _event(state, reason, t=None): return Event(EventKind.STATE, t or time.time(), data=dict(state=state, reason=reason))
-def _written(path) -> float: return path.stat().st_mtime if path.exists() else 0.0
 def _refused(err): return LaunchError(f"Slurm refused the job: {err}")
 
-def _or_nothing(*argv) -> str:
-    try: return ask(*argv)
+def _or_nothing(*argv, timeout) -> str:
+    try: return ask(*argv, timeout=timeout)
     except subprocess.TimeoutExpired: return ""
 
 def _site() -> dict:
@@ -230,6 +252,7 @@ def final(job: Job, record: dict, word: str, state: JobState, reason: str) -> tu
     errors = [e for e in read_errors(job.paths, job.world_size) if not e.get("peer_loss")]
     if record.get("cancel"): return JobState.CANCELLED, record["cancel"]
     if errors: return JobState.FAILED, f"rank {errors[0]['rank']} on {errors[0]['host']}: {in_words(errors[0])[:300]}"
+    if latest(job.paths.root) and state != JobState.DONE: return state, f"{reason or word}; saved step {latest(job.paths.root)['step']}: dtnb.resume({job.id!r}) goes on"
     if word == "MISSING" and "asked the guard to end" in job.reader.view.reason: return JobState.CANCELLED, "Slurm asked it to end, and does not know any more why"
     if state == JobState.DONE: return JobState.FAILED, f"Slurm says that it is completed, but its ranks have not said so: see {job.paths.root / 'slurm'}"
     return state, reason or f"Slurm says {word}: see {job.paths.root / 'slurm'}"
@@ -239,8 +262,16 @@ def node_address(env) -> str:
     "This node's IPv4 address, as Slurm knows it"
     name = env.get("SLURMD_NODENAME", socket.gethostname())
     with contextlib.suppress(SlurmError, subprocess.TimeoutExpired, OSError):
-        if m := re.search(r"\bNodeAddr=(\S+)", ask("scontrol", "show", "node", name)): return socket.gethostbyname(m[1])
-    return socket.gethostbyname(socket.gethostname())
+        if m := re.search(r"\bNodeAddr=(\S+)", ask("scontrol", "show", "node", name)): return _reachable(m[1], env)
+    return _reachable(socket.gethostname(), env)
+
+def _reachable(name: str, env) -> str:
+    "The address of a name; where a node knows its own name as loopback only, as Debian writes it into /etc/hosts, the one from which it reaches the node that srun runs on"
+    addr, other = socket.gethostbyname(name), env.get("SLURM_LAUNCH_NODE_IPADDR", "127.")
+    if addr == name or not addr.startswith("127.") or other.startswith("127."): return addr
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.connect((other, 9))                              # sends nothing
+        return s.getsockname()[0]
 
 def post_of(env, spec: JobSpec, addr: str):
     "The `Post` of a task, from Slurm's variables"
@@ -250,6 +281,11 @@ def post_of(env, spec: JobSpec, addr: str):
     if int(env["SLURM_NTASKS"]) == spec.num_nodes: return Post(nproc=n, rank=node * n, **common)
     return Post(nproc=1, rank=index, local_rank=int(env["SLURM_LOCALID"]), **common)
 
+def _requeue(paths, spec, post):
+    try: ask("scontrol", "requeue", os.environ["SLURM_JOB_ID"])
+    except (SlurmError, subprocess.TimeoutExpired) as err:
+        EventWriter(paths.launcher, attempt=post.attempt).write(EventKind.STATE, state=JobState.FAILED, reason=f"its work is saved, but Slurm would not requeue it ({err}): dtnb.resume({spec.job_id!r}) goes on")
+
 def main(root: str):
     "Be the guard of a task of Slurm's"
     from dtnb.guard import guard_main
@@ -258,7 +294,7 @@ def main(root: str):
     post = post_of(os.environ, spec, node_address(os.environ))
     preload(["torch", "torch.distributed", "dtnb.rank.worker", "dtnb.rank.adapters"])
     state = guard_main(root, count_gpus(), post=post)
-    if state == JobState.PENDING and not post.index: ask("scontrol", "requeue", os.environ["SLURM_JOB_ID"])
+    if state == JobState.PENDING and not post.index: _requeue(JobPaths(Path(root)), spec, post)
     sys.exit(state not in (JobState.DONE, JobState.PENDING))
 
 if __name__ == "__main__" and "dtnb.launchers.slurm" in str(__spec__): main(sys.argv[1])

@@ -109,15 +109,18 @@ def _known(*argv, timeout: float = 30) -> str:
 
 def _by_sacct(job) -> Seen | None: return parse_sacct(ask("sacct", "-n", "-X", "-P", "-j", job, "-o", "JobIDRaw,State")) if has_accounting() else None
 
-def find_token(token: str) -> str | None:
+def find_token(token: str, timeout: float = 30) -> str | None:
     "The id of the job whose comment holds this token"
-    text = ask("squeue", "-h", "-t", "all", "-o", _SEP.join(("%i", "%k")))
+    text = ask("squeue", "-h", "-t", "all", "-o", _SEP.join(("%i", "%k")), timeout=timeout)
     return next((l.split(_SEP)[0].strip() for l in text.splitlines() if token in l), None)
 
 # %% ../../nbs/launchers/23_squeue.ipynb #8f616da3
 class Poller:
     "What is known of the jobs that somebody asks for"
-    def __init__(self): self.lock, self.asked, self.seen, self.thread, self.error = threading.Lock(), {}, {}, None, ""
+    def __init__(self, every: float | None = None):
+        try: self.every = max(.5, float(every or os.environ.get("DTNB_SQUEUE_SECONDS") or 2))
+        except ValueError: raise ValueError(f"DTNB_SQUEUE_SECONDS={os.environ['DTNB_SQUEUE_SECONDS']!r} is not a number of seconds") from None
+        self.lock, self.asked, self.seen, self.thread, self.error = threading.Lock(), {}, {}, None, ""
 
     def last(self, job: str) -> Seen | None:
         "What was last seen of a job; None before the first look"
@@ -135,7 +138,6 @@ class Poller:
         except (SlurmError, subprocess.TimeoutExpired) as err: self.error = str(err)
 
     def _run(self):
-        every = max(.5, float(os.environ.get("DTNB_SQUEUE_SECONDS", 2)))
         while True:
             began = time.monotonic()
             with self.lock:
@@ -146,7 +148,7 @@ class Poller:
                 self.seen |= look(wanted)
                 self.error = ""
             except (SlurmError, subprocess.TimeoutExpired) as err: self.error = str(err)
-            time.sleep(max(.1, every - (time.monotonic() - began)))
+            time.sleep(max(.1, self.every - (time.monotonic() - began)))
 
 @cache
 def poller() -> Poller: return Poller()

@@ -29,7 +29,7 @@ class Checkpoint:
         "The end of a step. Returns at once, unless the job is to stop: then it saves and ends the function, after the same step on all ranks"
         self.steps += 1
         if self.asked: self._stop_here()
-        elif self.every and self.steps % self.every == 0: _write(self)
+        if self.every and self.steps % self.every == 0: _write(self)
 
     def _stop_here(self):
         if not self.agreed.wait(AGREE): return self._go_on()
@@ -78,7 +78,7 @@ def _write(ckpt):
         if rank.place.rank == ranks[0]: store.wait([f"{ckpt.steps}/{r}" for r in ranks], timedelta(hours=1))
     if rank.place.rank == ranks[0]:
         write_atomic(folder.parent / "latest.json", json.dumps(dict(step=ckpt.steps, path=str(folder), world_size=n, t=time.time())))
-        for old in sorted(folder.parent.glob("step-*"))[:-KEPT]: shutil.rmtree(old, ignore_errors=True)
+        for old in sorted(f for f in folder.parent.glob("step-*") if f <= folder)[:-KEPT]: shutil.rmtree(old, ignore_errors=True)   # another rank may be further on
 
 # %% ../../nbs/rank/20_checkpoint.ipynb #ed7efd72
 _now: Checkpoint | None = None   # this rank's
@@ -93,6 +93,7 @@ def checkpoint(save, load=None, every: int = 0) -> Checkpoint:
         ckpt.every = 0
         return ckpt
     found = latest(rank.paths.root) or rank.resumes and latest(rank.resumes)
+    if rank.resumes and not found: raise FileNotFoundError(f"there is nothing to go on from in {rank.resumes}: was that job pruned?")
     if found:
         if load: load(Path(found["path"]))
         ckpt.steps = found["step"]

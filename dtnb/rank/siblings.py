@@ -25,7 +25,8 @@ def _op_ask(self: Siblings, channel, m):
     if c is None or c.gone: channel.send(dict(op="answer", id=m["id"], error=f"rank {m.get('rank')} is gone"))
     else:
         self.askers[m["id"]] = channel
-        c.channel.send(m, fds)
+        if fds: c.channel.send(m, fds)
+        elif not c.channel.offer(m): self._op_answer(channel, dict(op="answer", id=m["id"], error=f"rank {c.rank} does not listen"))   # a stopped one must not stop the guard
     for fd in fds: os.close(fd)
 
 @patch

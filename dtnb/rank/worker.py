@@ -155,7 +155,7 @@ def _become_rank():
     with contextlib.suppress(PermissionError): os.setsid()
     die_with_parent()
     for s in (signal.SIGTERM, signal.SIGHUP): signal.signal(s, signal.SIG_DFL)
-    signal.signal(signal.SIGUSR2, lambda *_: None)   # a scheduler sends it to every process of a job, before the end; it is meant for the guard
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)    # a scheduler sends it to every process of a job, before the end; it is meant for the guard
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
     atexit._clear()          # what the parent registered is not ours to run
@@ -244,7 +244,9 @@ def main(root: str):
     try: rank.done(rank.call())
     except BaseException as err:
         if isinstance(err, SystemExit) and err.code in (None, 0): rank.done(None)
-        elif isinstance(err, checkpoint.Saved): rank.saved(err.args[0])
+        elif isinstance(err, checkpoint.Saved):
+            rank.saved(err.args[0])
+            if err.args[0] is None: os._exit(0)            # an object was asked in the middle of something: its peers may wait for it
         else:
             rank.fail(err)
             status = 1
