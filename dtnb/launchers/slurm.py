@@ -176,7 +176,7 @@ class Slurm(Launcher):
         if seen is None: return []
         state, reason = seen.verdict()
         if not seen.ended: return [_event(state, reason, seen.t)] if state == JobState.PENDING or reason or job.reader.view.reason.startswith("SUSPENDED") else []
-        if time.time() - seen.t < 2: return []              # the guards' own last words may be on their way through the file system
+        if time.time() - seen.t < 2 and not (seen.word in _BY_SLURM and _told(job)): return []   # the guards' own last words may be on their way through the file system
         state, reason = final(job, record, seen.word, state, reason)
         note(job.paths, state=state, reason=reason, t=seen.t)
         return [_event(state, reason, seen.t)]
@@ -190,6 +190,8 @@ class Slurm(Launcher):
 
 # %% ../../nbs/launchers/24_slurm.ipynb #07987057
 def _event(state, reason, t=None): return Event(EventKind.STATE, t or time.time(), data=dict(state=state, reason=reason))
+_BY_SLURM = ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE")   # no rank's doing
+def _told(job): return (why := job.reader.view.reason).startswith("Slurm asked the ") and not why.endswith("; saving")   # a guard's last word where Slurm ends a job; its ranks' errors were written before it
 def _refused(err): return LaunchError(f"Slurm refused the job: {err}")
 
 def _or_nothing(*argv) -> str:
@@ -208,7 +210,7 @@ def final(job: Job, record: dict, word: str, state: JobState, reason: str) -> tu
     errors = [e for e in read_errors(job.paths, job.world_size) if not e.get("peer_loss")]
     if record.get("cancel"): return JobState.CANCELLED, record["cancel"]
     if errors: return JobState.FAILED, f"rank {errors[0]['rank']} on {errors[0]['host']}: {in_words(errors[0])[:300]}"
-    if word == "MISSING" and "asked the guard to end" in job.reader.view.reason: return JobState.CANCELLED, "Slurm asked it to end, and does not know any more why"
+    if word == "MISSING" and job.reader.view.reason.startswith("Slurm asked the "): return JobState.CANCELLED, "Slurm asked it to end, and does not know any more why"
     if state == JobState.DONE: return JobState.FAILED, f"Slurm says that it is completed, but its ranks have not said so: see {job.paths.root / 'slurm'}"
     return state, reason or f"Slurm says {word}: see {job.paths.root / 'slurm'}"
 
