@@ -1,5 +1,5 @@
-"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about ten minutes. Nothing here passes or fails."""
-import json, os, platform, select, statistics, subprocess, sys, tempfile, time
+"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about half an hour; `run.py slurm` measures and writes that section alone. Nothing here passes or fails."""
+import json, os, platform, re, select, statistics, subprocess, sys, tempfile, time
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +10,7 @@ IMPORTS = {"bare Python": "pass", "import dtnb": "import dtnb", "its names": "fr
 PEERS = dict(dtnb="dtnb", accelerate="notebook_launcher", torchrun="torchrun")
 AIM_LAUNCH, AIM_TRACK, AIM_IMPORT = .6, .5, 150  # seconds; microseconds; milliseconds
 AIM_CAUSE, AIM_HEALED, AIM_DEAD, AIM_RESTART = .5, .2, 1, 1  # seconds
+AIM_SUBMIT, AIM_STATE = 1.5, 2  # times; seconds
 AIM_START, AIM_START_RATIO, AIM_CELL, AIM_LINES, AIM_PUSH = .8, 10, 1, 10, .2  # seconds; times; times; times; seconds
 
 
@@ -115,10 +116,10 @@ def measure_loops() -> dict[str, dict]:
     import loops
     return dict(outside=loops.costs(), inside=inside(loops.costs))
 
-def measure_sessions(script, tmp, log) -> list[dict]:
+def measure_sessions(script, tmp, log) -> list[dict] | dict:
     "In a fresh process, as a notebook's kernel is one; it ends what it has started"
     with subprocess.Popen([sys.executable, str(HERE / script), tmp], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log) as process: answer = process.communicate()[0]
-    if process.returncode: raise RuntimeError(f"the sessions were not measured:\n{Path(log.name).read_text()[-3000:]}")
+    if process.returncode: raise RuntimeError(f"{script} has not measured:\n{Path(log.name).read_text()[-3000:]}")
     return json.loads(answer)
 
 def measure(tmp) -> dict:
@@ -133,6 +134,9 @@ def measure(tmp) -> dict:
         load.append(os.getloadavg()[0])
         say("healing")
         healing = measure_sessions("healing.py", tmp, log)
+        say("Slurm")
+        slurm = measure_sessions("slurm.py", tmp, log)
+        if "skipped" in slurm: say(slurm["skipped"])
     steady.append(spin())
     say("imports")
     imports = measure_imports()
@@ -143,7 +147,7 @@ def measure(tmp) -> dict:
     say("the fold")
     folded = fold.costs(f"{tmp}/job")
     load.append(os.getloadavg()[0])
-    return dict(launches=launches, sessions=sessions, healing=healing, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
+    return dict(launches=launches, sessions=sessions, healing=healing, slurm=slurm, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
 
 
 # Writing --------------------------------------------------------------------------------------------------------------------
@@ -244,11 +248,12 @@ def import_rows(data):
     bare = median(data["imports"]["bare Python"])
     for name, code in IMPORTS.items(): yield [f"`{code}`", spread(data["imports"][name], 1, 0), f"{median(data['imports'][name]) - bare:,.0f}"]
 
+def row(what, aim, got, unit, why, least=False) -> list[str]:
+    "An aim, whether it was hit, by how much, and what decides"
+    hit = got >= aim if least else got <= aim
+    return [what, f"{'at least ' if least else ''}{aim:.3g}{unit}", f"{got:.3g}{unit}", f"**{'hit' if hit else 'miss'}**, {abs(1 - got / aim):.0%} {'under' if got <= aim else 'over'}", why]
+
 def aim_rows(data):
-    "The aims, whether they were hit, by how much, and what decides"
-    def row(what, aim, got, unit, why, least=False):
-        hit = got >= aim if least else got <= aim
-        return [what, f"{'at least ' if least else ''}{aim:g}{unit}", f"{got:.3g}{unit}", f"**{'hit' if hit else 'miss'}**, {abs(1 - got / aim):.0%} {'under' if got <= aim else 'over'}", why]
     for n in RANKS:
         seconds = pick(data, "dtnb", n, "later", "called")
         parts = {words: median(pick(data, "dtnb", n, "later", *ends)) for words, *ends in STAGES[:-1]}
@@ -259,9 +264,9 @@ def aim_rows(data):
     yield row("`track` in a job, over a bare loop", AIM_TRACK, cost, " us", "a generator's step and one addition; a thread looks at the count")
     ms = {name: median(found) for name, found in data["imports"].items()}
     yield row("`import dtnb`, the whole process", AIM_IMPORT, ms["import dtnb"], " ms", f"names resolve on first use ({ms['its names']:.0f} ms with them); the bare process is {ms['bare Python']:.0f} ms of it")
-    yield from session_aims(data, row)
+    yield from session_aims(data)
 
-def session_aims(data, row):
+def session_aims(data):
     for n in RANKS:
         ours, theirs = both(data, "start", n)
         yield row(f"warm session start, {n} ranks", AIM_START, median(ours), " s", f"worst {max(ours):.2f} s; a restart, which first ends the old ranks, {median(seconds_of(data, 'restart', 'dtnb', n)):.2f} s")
@@ -284,6 +289,65 @@ def session_aims(data, row):
         yield row(f"a fresh rank in its place that works, {n} ranks", AIM_RESTART, median(one), " s", f"worst {max(one):.2f} s; a fork of the zygote, its IPython, a new group")
         every = healing_of(data, "restart", n)
         yield row(f"fresh ranks that work, {n} ranks", AIM_RESTART, median(every), " s", f"worst {max(every):.2f} s; the old ones end first; ipyparallel {their_word(data, 'restart', n)} s")
+
+SUBMITS = {"dtnb": "dtnb, s", "sbatch": "`sbatch`, `srun python`, s", "submitit": "submitit, s", "sbatch, no import": "`sbatch`, `srun python`, no torch, s"}
+ENDINGS = {"return": "all ranks return", "exit": "rank 1 exits with status 3 (`os._exit`)", "scancel": "`scancel`, not by the handle"}
+WATCHED = dict(idle="nobody is asked", poller="dtnb: the watcher alone", dtnb="dtnb: `job.state` of all", submitit="submitit: `job.done()` of all")
+
+def lines_of(slurm, peer, since="called", until="last") -> list[float]: return [f[until] - f[since] for f in slurm["lines"] if f["peer"] == peer]
+
+def submit_rows(slurm):
+    for words, *ends in [("call of submit, until the first line of all ranks can be read", "called", "last"), ("the same, the first rank's", "called", "first"), ("until the call returns", "called", "returned"),
+                         ("from there until the last rank's function begins", "returned", "began"), ("its `import torch`", "began", "imported"), ("from there until that line can be read", "imported", "last")]:
+        found = [lines_of(slurm, peer, *ends) for peer in SUBMITS]
+        yield [words, *(spread(f) for f in found), *([ratio(f, found[0]) for f in found[1:3]] if ends[0] == "called" and ends[1] != "returned" else ["", ""])]
+
+def ends_of(slurm, how, peer, accounting=(False, True)) -> list: return [e["s"] for e in slurm["ends"] if e["how"] == how and e["peer"] == peer and e["accounting"] in accounting]
+
+def ends_rows(slurm):
+    for accounting in sorted({e["accounting"] for e in slurm["ends"]}):
+        for how, words in ENDINGS.items():
+            found = [ends_of(slurm, how, peer, (accounting,)) for peer in ("dtnb", "submitit")]
+            yield [f"{words}; {'with' if accounting else 'no'} accounting", *(f"never (waited {slurm['never']} s)" if None in f else spread(f) for f in found)]
+
+def watch_rows(slurm):
+    for w in slurm["watched"]: yield [WATCHED[w["what"]], f"{w['cpu']:.2f}", f"{w['controller']:.2f}", f"{w['calls']:.0f}"]
+
+def slurm_aims(slurm):
+    ours, bare, printed = (median(lines_of(slurm, peer)) for peer in ("dtnb", "sbatch", "sbatch, no import"))
+    guard, last = median(lines_of(slurm, "dtnb", "returned", "guard")), median(lines_of(slurm, "dtnb", "guard", "last"))
+    yield row("submit to first line / bare `sbatch`, `srun python`, both with `import torch`", AIM_SUBMIT, ours / bare, "x", f"{ours:.2f} s beside {bare:.2f}; {guard:.2f} s from sbatch's answer to the first word of the later guard, which has imported torch for its rank; {last:.2f} s from there to the line")
+    both = median(slurm["imports"]["2"])
+    yield row("submit to first line; aim: 1.5 times bare without torch, and `import torch` in two Pythons at once", AIM_SUBMIT * printed + both, ours, " s", f"bare {printed:.2f} s, the two imports {both:.2f} s, one alone {median(slurm['imports']['1']):.2f} s")
+    why = {"return": "the guards write it down", "exit": "the guard sees it and writes it down; the other's guard reads that", "scancel": "Slurm's own 0.7 s, then the next look of the watcher (every 2 s)"}
+    for how, words in ENDINGS.items():
+        found = ends_of(slurm, how, "dtnb")
+        yield row(f"{words}: until `job.state` says so", AIM_STATE, median(found), " s", f"worst {max(found):.2f} s; {why[how]}")
+
+def slurm_section(slurm) -> str:
+    "The part of README.md on Slurm; begins with its heading"
+    if "skipped" in slurm: return f"## Jobs on Slurm\n\nNot measured: {slurm['skipped']}.\n"
+    no = f" Nothing was measured with accounting: {slurm['no_accounting']}." if slurm["no_accounting"] else ""
+    return f"""## Jobs on Slurm
+
+A private Slurm {slurm["version"]} of two nodes, both on this machine's {len(os.sched_getaffinity(0))} cores, so two ranks that import torch are in each other's way, and two nodes of a real cluster are not. Measured on {slurm["day"]} (`python benchmarks/run.py slurm` measures this section alone); load average {", ".join(f"{x:.1f}" for x in slurm["load"])} on the way. submitit {version("submitit")}.{no}
+
+{table(["", "aim", "median", "", "what decides"], slurm_aims(slurm), "---")}
+
+One rank a node, {slurm["repeats"]} of each, in turn; seconds. The function imports torch and prints. dtnb's ranks are forks of a guard that has imported it, so there is nothing left to import for the function.
+
+{table(["", *SUBMITS.values(), "`sbatch` / dtnb", "submitit / dtnb"], submit_rows(slurm))}
+
+`import torch` in a plain Python at the same time: {spread(slurm["imports"]["1"])} s; in two at once {spread(slurm["imports"]["2"])} s.
+
+Seconds from the real end (the last act of the last rank; the call of `scancel`) until a handle that is asked all the time says that the job has ended (`job.state`, submitit's `job.done()`). Jobs are {slurm["age"]} s old: submitit asks `sacct` at intervals that grow with the age of its newest job, half of it and at most 10 minutes; ours don't grow. It sees results as files at once, and without accounting nothing else.
+
+{table(["", "dtnb, s", "submitit, s"], ends_rows(slurm))}
+
+{slurm["jobs"]} held jobs, every handle asked once in {slurm["look"]} s; a minute's worth, from {slurm["watch"]} s. CPU of the Python and of Slurm's commands together; of the controller. submitit's first {slurm["watch"]} s after a submission: it asks ever less, and learns as much later.
+
+{table(["", "CPU, s a minute", "`slurmctld`, s a minute", "Slurm's commands a minute"], watch_rows(slurm))}
+"""
 
 def machine(data) -> str:
     peers = ", ".join(f"{name} {version(name)}" for name in ("torch", "accelerate", "ipyparallel", "tqdm"))
@@ -334,6 +398,7 @@ ipyparallel: one fault, one restart of its engines, whose variables are lost. Th
 
 {table(["", *(f"dtnb, {n} ranks" for n in RANKS), *(f"ipyparallel, {n} ranks" for n in RANKS)], healing_rows(data))}
 
+{slurm_section(data["slurm"])}
 ## An iteration of a watched loop
 
 Nanoseconds an iteration, the loop itself included. Inside a job the rank's reporter samples the loop ten times a second.
@@ -349,10 +414,25 @@ Nanoseconds an iteration, the loop itself included. Inside a job the rank's repo
 {table(["", "whole process, ms", "over bare Python, ms"], import_rows(data))}
 """
 
+def only_slurm(tmp):
+    "Measure and write that section alone"
+    with open(f"{tmp}/log", "wb") as log: slurm = measure_sessions("slurm.py", tmp, log)
+    if "skipped" in slurm: return print(slurm["skipped"])
+    print(splice(slurm_section(slurm)))
+
+def splice(section) -> str:
+    "Put a section where it was, or before `An iteration of a watched loop`"
+    file, heading = HERE / "README.md", section.splitlines()[0]
+    text = re.sub(rf"^{re.escape(heading)}\n.*?(?=^## )", "", file.read_text(), flags=re.M | re.S)
+    before, loop, after = text.partition("## An iteration of a watched loop")
+    file.write_text(f"{before}{section}\n{loop}{after}")
+    return section
+
 def main():
     start = time.time()
     with tempfile.TemporaryDirectory(prefix="dtnb-bench-") as tmp:
         os.environ.update(DTNB_HOME=f"{tmp}/home", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+        if sys.argv[1:] == ["slurm"]: return only_slurm(tmp)
         data = measure(tmp)
     text = readme(data | dict(minutes=(time.time() - start) / 60))
     (HERE / "README.md").write_text(text)

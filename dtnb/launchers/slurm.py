@@ -214,7 +214,7 @@ class Slurm(Launcher):
         if state == JobState.PENDING and seen.t < job.reader.told: return []   # it has begun since
         if not seen.ended: return [_event(state, reason, seen.t)] if state == JobState.PENDING or reason or self.options["style"] == "torchrun" or job.reader.view.reason.startswith("SUSPENDED") else []
         late = 60 if seen.word in ("COMPLETED", "MISSING") and self.options["style"] == "dtnb" else 2
-        if time.time() - seen.t < late and time.time() - job.reader.told < 2 * late: return []   # the guards' own last words may be on their way through the file system
+        if time.time() - seen.t < late and time.time() - job.reader.told < 2 * late and not (seen.word in _BY_SLURM and _told(job)): return []   # the guards' own last words may be on their way through the file system
         if self.options["style"] == "dtnb" or record.get("cancel"): state, reason = final(job, record, seen.word, state, reason)
         elif state == JobState.FAILED: reason = reason or "its script failed: job.logs(0) has its output"
         note(job.paths, state=state, reason=reason, t=seen.t)
@@ -234,6 +234,8 @@ class Slurm(Launcher):
 
 # %% ../../nbs/launchers/24_slurm.ipynb #07987057
 def _event(state, reason, t=None): return Event(EventKind.STATE, t or time.time(), data=dict(state=state, reason=reason))
+_BY_SLURM = ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE")   # no rank's doing
+def _told(job): return (why := job.reader.view.reason).startswith("Slurm asked the ") and not why.endswith("; saving")   # a guard's last word where Slurm ends a job; its ranks' errors were written before it
 def _refused(err): return LaunchError(f"Slurm refused the job: {err}")
 
 def _or_nothing(*argv, timeout) -> str:
@@ -253,7 +255,7 @@ def final(job: Job, record: dict, word: str, state: JobState, reason: str) -> tu
     if record.get("cancel"): return JobState.CANCELLED, record["cancel"]
     if errors: return JobState.FAILED, f"rank {errors[0]['rank']} on {errors[0]['host']}: {in_words(errors[0])[:300]}"
     if latest(job.paths.root) and state != JobState.DONE: return state, f"{reason or word}; saved step {latest(job.paths.root)['step']}: dtnb.resume({job.id!r}) goes on"
-    if word == "MISSING" and "asked the guard to end" in job.reader.view.reason: return JobState.CANCELLED, "Slurm asked it to end, and does not know any more why"
+    if word == "MISSING" and job.reader.view.reason.startswith("Slurm asked the "): return JobState.CANCELLED, "Slurm asked it to end, and does not know any more why"
     if state == JobState.DONE: return JobState.FAILED, f"Slurm says that it is completed, but its ranks have not said so: see {job.paths.root / 'slurm'}"
     return state, reason or f"Slurm says {word}: see {job.paths.root / 'slurm'}"
 
