@@ -89,7 +89,7 @@ class Guard(Siblings):
         if self.post.index: make_private(self.paths.guard(self.post.index).parent)
         self.writer = EventWriter(self.paths.guard(self.post.index), attempt=self.post.attempt)
         self.others = {i: EventReader(self.paths.guard(i)) for i in range(self.post.guards) if i != self.post.index}
-        self.next_look, self.later = 0.0, None
+        self.next_look, self.later, self.hosts = 0.0, None, {}
         self.over_there, self.words = {}, {}   # index of another guard -> the state in which its part has ended, and why
         if self.lifeline is not None: self.loop.register(self.lifeline, selectors.EVENT_READ, self._on_lifeline)
         self.store, self.jax = self._start_store() if not self.post.index else self._find_store()
@@ -411,7 +411,7 @@ def cancel(self: Guard, reason: str):
     self.cancelled, self.deadline = reason, time.monotonic() + GRACE
     for c in self.children.values():
         if not c.gone:
-            with contextlib.suppress(ProcessLookupError): os.killpg(c.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError): os.killpg(c.pid, signal.SIGKILL if c.saves and not self.saving else signal.SIGTERM)   # one that can save does not heed SIGTERM
 
 @patch
 def _on_term(self: Guard, why):
@@ -533,6 +533,7 @@ def _hear_others(self: Guard):
     for i, reader in self.others.items():
         for e in reader.read():
             if e.attempt != self.post.attempt or e.kind != EventKind.STATE: continue
+            if e.get("guard"): self.hosts[i] = e.get("host")
             if e.get("failing") and not self.cancelled: self._lost_a_host(e.get("failing"))
             if e.get("saving") and not self.saving: self.wanted = dict(again=e.get("again"), why=e.get("saving"))
             if e.get("saved"): self.over_there[i] = JobState.DONE   # its part of it is done
@@ -594,6 +595,8 @@ def verdict(self: Guard) -> tuple[JobState, str]:
     if self.starter_death: return JobState.FAILED, self.starter_death
     told = next((w for i, w in self.words.items() if self.over_there[i] != JobState.DONE and w), "")
     if told and (not errors or errors[0].get("peer_loss")): return JobState.FAILED, told
+    gone = [self.hosts.get(i, f"host {i}") for i in self.others if i not in self.over_there]
+    if gone and errors and errors[0].get("peer_loss"): return JobState.FAILED, f"{', '.join(gone)} has gone without a word, and its peers lost the connection"
     if errors: return JobState.FAILED, f"rank {errors[0]['rank']} on {errors[0]['host']}: {in_words(errors[0])[:300]}"
     return JobState.FAILED, "the ranks did not start" if not here else f"host {next(i for i, s in self.over_there.items() if s != JobState.DONE)} ended without a word"
 

@@ -118,8 +118,11 @@ def requeue(self: Job):
     self.launcher.save(self, True)
 
 @patch
-def cancel(self: Job, reason: str = "cancelled by user", timeout: float = 30) -> JobState:
-    "Stop every rank, wait until they are gone. A job that is over stays as it is. Raises `JobTimeoutError` if some will not go"
+def cancel(self: Job, reason: str = "cancelled by user", timeout: float = 30, save: bool = False) -> JobState:
+    "Stop every rank, wait until they are gone; with `save`, let one that has called `dtnb.checkpoint` save first. A job that is over stays as it is. Raises `JobTimeoutError` if some will not go"
+    if save and not self.state.ended and self.launcher is not None:
+        self.launcher.save(self, False)
+        return Job.follow(self, max(timeout, 150)).state
     if not self.state.ended:
         if self.launcher is None: raise LaunchError(f"this handle on {self.id} has no launcher: use dtnb.attach({self.id!r})")
         self.launcher.stop(self, reason)

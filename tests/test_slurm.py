@@ -331,3 +331,25 @@ def test_a_list_of_jobs_says_how_each_ended(cluster):
     time.sleep(4)                                             # last words may take their time
     said = subprocess.run([str(Path(sys.executable).with_name("dtnb")), "jobs"], capture_output=True, text=True, timeout=60).stdout
     assert "failed" in said or "cancelled" in said, said
+
+
+def test_a_node_that_dies_under_a_collective_is_named(monkeypatch):
+    from test_checkpoint import stepped, train
+    with Cluster(conf=dict(SlurmdTimeout=6, MessageTimeout=3)) as c:
+        monkeypatch.setenv("SLURM_CONF", c.env["SLURM_CONF"])
+        job = dtnb.launch(train, 10_000, on=dtnb.Slurm(nodes=2, no_requeue=True))
+        stepped(job, 5)
+        assert set(job.view.ranks) == {0, 1}
+        c.kill_node("node2")
+        assert job.wait(90) == "failed" and ("node2" in job.view.reason or "NODE_FAIL" in job.view.reason), job.view.reason
+
+
+def threads():
+    import torch
+    return torch.get_num_threads()
+
+
+def test_a_rank_has_one_thread_unless_told():
+    assert dtnb.launch(threads, on=dtnb.Slurm()).result(timeout=60) == 1
+    assert dtnb.launch(threads, on=dtnb.Slurm(env=dict(OMP_NUM_THREADS=2))).result(timeout=60) == 2
+    with pytest.raises(dtnb.LaunchError, match="nowhere"): dtnb.launch(threads, on=dtnb.Slurm(python="/nowhere/python")).result(timeout=60)

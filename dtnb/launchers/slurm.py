@@ -17,7 +17,7 @@ from ..job import JobPaths, JobSpec, JobState, LaunchError, home, make_private, 
 from .launcher import Launcher
 from .squeue import SlurmError, ask, clean_env, find_token, poller
 from ..rank.checkpoint import latest
-from ..reader import in_words, read_errors
+from ..reader import in_words, read_errors, tail
 from ..scripts import classic_script, script
 
 # %% ../../nbs/launchers/24_slurm.ipynb #ea7357d7
@@ -46,7 +46,8 @@ _UNSURE = re.compile(r"timed out|temporarily|unable to contact|zero bytes|connec
 
 def sbatch_script(options: dict, name: str, root: str, cwd: str) -> str:
     "The text for sbatch: `options` as `Slurm` takes them, the job's name, its folder and the folder that it runs in"
-    from submitit.slurm.slurm import _get_default_parameters, _make_sbatch_string   # submitit 1.5 has no public function that gives the text
+    try: from submitit.slurm.slurm import _get_default_parameters, _make_sbatch_string   # submitit 1.5 has no public function that gives the text
+    except ImportError: raise LaunchError("Slurm needs submitit: pip install 'dtnb[slurm]'") from None
     o = {k: v for k, v in options.items() if v is not None and v is not False and k not in ("nproc_per_node", "env", "max_payload_mb", "python", "srun_args", "style")}
     if not o.get("no_requeue"): o.setdefault("requeue", True)           # some sites' default is that a job is not
     o["time"], o["ntasks_per_node"], o["job_name"] = minutes(o.get("time")), o.get("ntasks_per_node", 1), re.sub(r"[\r\n\0]+", " ", o.get("job_name", name))
@@ -257,7 +258,8 @@ def final(job: Job, record: dict, word: str, state: JobState, reason: str) -> tu
     if latest(job.paths.root) and state != JobState.DONE: return state, f"{reason or word}; saved step {latest(job.paths.root)['step']}: dtnb.resume({job.id!r}) goes on"
     if word == "MISSING" and job.reader.view.reason.startswith("Slurm asked the "): return JobState.CANCELLED, "Slurm asked it to end, and does not know any more why"
     if state == JobState.DONE: return JobState.FAILED, f"Slurm says that it is completed, but its ranks have not said so: see {job.paths.root / 'slurm'}"
-    return state, reason or f"Slurm says {word}: see {job.paths.root / 'slurm'}"
+    said = "".join(tail(p, 500) for p in sorted((job.paths.root / "slurm").glob("*.err"))[:1]).strip()
+    return state, reason or f"Slurm says {word}: {said or 'see ' + str(job.paths.root / 'slurm')}"
 
 # %% ../../nbs/launchers/24_slurm.ipynb #d1c8b750
 def node_address(env) -> str:
@@ -294,6 +296,7 @@ def main(root: str):
     from dtnb.zygote import count_gpus, preload
     spec = JobSpec.from_json(JobPaths(Path(root)).spec.read_text())
     post = post_of(os.environ, spec, node_address(os.environ))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")          # before torch is there: it reads this once
     preload(["torch", "torch.distributed", "dtnb.rank.worker", "dtnb.rank.adapters"])
     state = guard_main(root, count_gpus(), post=post)
     if state == JobState.PENDING and not post.index: _requeue(JobPaths(Path(root)), spec, post)

@@ -11,10 +11,10 @@ import os, re, subprocess, threading, time
 from dataclasses import dataclass
 from functools import cache
 
-from ..job import DtnbError, JobState
+from ..job import JobState, LaunchError
 
 # %% ../../nbs/launchers/23_squeue.ipynb #63283da3
-class SlurmError(DtnbError):
+class SlurmError(LaunchError):
     "A command of Slurm failed; the message is its own words"
 
 _THEIRS = re.compile(r"(SLURM|SBATCH|SALLOC|SRUN|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL|PMI|PMIX|PALS)_?")

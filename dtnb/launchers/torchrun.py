@@ -73,6 +73,7 @@ def be_guard(root: str, index: int, config: str = ""):
     "Be a host's guard, when told so; the standard input is the lifeline"
     paths = JobPaths(Path(root))
     spec = JobSpec.from_json(paths.spec.read_text()) if paths.spec.exists() else None
+    os.environ.setdefault("OMP_NUM_THREADS", "1")              # before torch is there: it reads this once
     if wrong := what_is_wrong(root, spec): sys.exit(wrong)
     print(READY, flush=True)
     if not (config := config or sys.stdin.readline()): return   # another host can't take part, or the job was cancelled
