@@ -330,7 +330,7 @@ def slurm_section(slurm) -> str:
     no = f" Nothing was measured with accounting: {slurm['no_accounting']}." if slurm["no_accounting"] else ""
     return f"""## Jobs on Slurm
 
-A private Slurm {slurm["version"]} of two nodes, both on this machine's {len(os.sched_getaffinity(0))} cores, so two ranks that import torch are in each other's way, and two nodes of a real cluster are not. Measured on {slurm["day"]} (`python benchmarks/run.py slurm` measures this section alone); load average {", ".join(f"{x:.1f}" for x in slurm["load"])} on the way. submitit {version("submitit")}.{no}
+A private Slurm {slurm["version"]} of two nodes, both on this machine's {len(os.sched_getaffinity(0))} cores, so two ranks that import torch are in each other's way, and two nodes of a real cluster are not. Measured on {slurm["day"]} (`python benchmarks/run.py slurm` measures this section alone); load average {", ".join(f"{x:.1f}" for x in slurm["load"])} on the way. submitit {version("submitit")}.{no}{slurm.get("note", "")}
 
 {table(["", "aim", "median", "", "what decides"], slurm_aims(slurm), "---")}
 
