@@ -316,7 +316,7 @@ def watch_rows(slurm):
 def slurm_aims(slurm):
     ours, bare, printed = (median(lines_of(slurm, peer)) for peer in ("dtnb", "sbatch", "sbatch, no import"))
     guard, last = median(lines_of(slurm, "dtnb", "returned", "guard")), median(lines_of(slurm, "dtnb", "guard", "last"))
-    yield row("submit to first line / bare `sbatch`, `srun python`, both with `import torch`", AIM_SUBMIT, ours / bare, "x", f"{ours:.2f} s beside {bare:.2f}; {guard:.2f} s from sbatch's answer to the first word of the later guard, which has imported torch for its rank; {last:.2f} s from there to the line")
+    yield row("submit to first line / bare `sbatch`, `srun python`, both with `import torch`", AIM_SUBMIT, ours / bare, "x", f"{ours:.2f} s beside {bare:.2f}, submitit {median(lines_of(slurm, 'submitit')):.2f}; {guard:.2f} s from sbatch's answer to the first word of the later guard, which has imported torch for its rank; {last:.2f} s from there to the line")
     both = median(slurm["imports"]["2"])
     yield row("submit to first line; aim: 1.5 times bare without torch, and `import torch` in two Pythons at once", AIM_SUBMIT * printed + both, ours, " s", f"bare {printed:.2f} s, the two imports {both:.2f} s, one alone {median(slurm['imports']['1']):.2f} s")
     why = {"return": "the guards write it down", "exit": "the guard sees it and writes it down; the other's guard reads that", "scancel": "Slurm's own 0.7 s, then the next look of the watcher (every 2 s)"}
@@ -330,7 +330,7 @@ def slurm_section(slurm) -> str:
     no = f" Nothing was measured with accounting: {slurm['no_accounting']}." if slurm["no_accounting"] else ""
     return f"""## Jobs on Slurm
 
-A private Slurm {slurm["version"]} of two nodes, both on this machine's {len(os.sched_getaffinity(0))} cores, so two ranks that import torch are in each other's way, and two nodes of a real cluster are not. Measured on {slurm["day"]} (`python benchmarks/run.py slurm` measures this section alone); load average {", ".join(f"{x:.1f}" for x in slurm["load"])} on the way. submitit {version("submitit")}.{no}
+A private Slurm {slurm["version"]} of two nodes, both on this machine's {len(os.sched_getaffinity(0))} cores, so two ranks that import torch are in each other's way, and two nodes of a real cluster are not. Measured on {slurm["day"]} (`python benchmarks/run.py slurm` measures this section alone); load average {", ".join(f"{x:.1f}" for x in slurm["load"])} on the way. submitit {version("submitit")}.{no}{slurm.get("note", "")}
 
 {table(["", "aim", "median", "", "what decides"], slurm_aims(slurm), "---")}
 

@@ -101,7 +101,7 @@ def first_line(side, cluster, folder) -> dict:
     returned, first = time.time(), None
     while len(found := times(up.lines())) < NODES:
         if found and not first: first = time.time()
-        if time.time() - called > 120: raise RuntimeError(f"{side.name}: no lines but {up.lines()!r}")
+        if time.time() - called > 60: raise RuntimeError(f"{side.name}: no lines but {up.lines()!r}")
         time.sleep(.005)
     last = time.time()
     more = up.stages()

@@ -42,6 +42,7 @@ class Post:
     node_rank: int = 0
     addr: str = "127.0.0.1"    # of this host, as the others reach it
     attempt: int = 0           # how often the job was requeued
+    asked: bool = False        # somebody asked to save before the guard was there
     scheduler: str = ""        # whose SIGTERM it is
 
     @classmethod
@@ -89,7 +90,7 @@ class Guard(Siblings):
         if self.post.index: make_private(self.paths.guard(self.post.index).parent)
         self.writer = EventWriter(self.paths.guard(self.post.index), attempt=self.post.attempt)
         self.others = {i: EventReader(self.paths.guard(i)) for i in range(self.post.guards) if i != self.post.index}
-        self.next_look, self.later, self.hosts = 0.0, None, {}
+        self.next_look, self.later, self.hosts = 0.0, dict(again=True) if self.post.asked else None, {}
         self.over_there, self.words = {}, {}   # index of another guard -> the state in which its part has ended, and why
         if self.lifeline is not None: self.loop.register(self.lifeline, selectors.EVENT_READ, self._on_lifeline)
         self.store, self.jax = self._start_store() if not self.post.index else self._find_store()
@@ -238,14 +239,17 @@ def _on_message(self: Guard, key):
 @patch
 def _op_hello(self: Guard, channel, m):
     out, err = channel.take(m)
-    c = self.children[m["rank"]] = Child(m["rank"], m["local_rank"], m["pid"], channel, os.pidfd_open(m["pid"]))
+    try: pidfd = os.pidfd_open(m["pid"])
+    except ProcessLookupError: pidfd = -1                  # it has ended already, and was collected
+    c = self.children[m["rank"]] = Child(m["rank"], m["local_rank"], m["pid"], channel, pidfd)
     c.log = os.open(self.paths.output(c.rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     c.index, c.size = EventWriter(self.paths.output_index(c.rank), c.rank), os.fstat(c.log).st_size
     c.pipes, c.marks = {out: "stdout", err: "stderr"}, {link(out), link(err)}
     for fd in c.pipes:
         os.set_blocking(fd, False)
         self.loop.register(fd, selectors.EVENT_READ, lambda key: self._on_output(key, c))
-    self.loop.register(c.pidfd, selectors.EVENT_READ, lambda key: self._on_gone(key, c))
+    if pidfd >= 0: self.loop.register(c.pidfd, selectors.EVENT_READ, lambda key: self._on_gone(key, c))
+    else: c.gone, c.died = True, time.time()
     if self.post.attempt and c.size: c.keep("stdout", 0, f"\n== attempt {self.post.attempt + 1} ==\n".encode(), time.time())
     if len(self.children) == self.post.nproc: self.say(JobState.RUNNING)
 
@@ -620,4 +624,4 @@ def guard_main(root, gpus: int, drive=None, locks=(), post: Post | None = None, 
             guard.say(*guard.verdict())
             return guard.verdict()[0]
         guard.close()                                      # it has saved and goes on here
-        post = replace(guard.post, attempt=guard.post.attempt + 1)
+        post = replace(guard.post, attempt=guard.post.attempt + 1, asked=False)

@@ -7,7 +7,7 @@ __all__ = ['PATIENCE', 'minutes', 'sbatch_script', 'parse_sinfo', 'check', 'read
            'node_address', 'post_of', 'main']
 
 # %% ../../nbs/launchers/24_slurm.ipynb #52db2389
-import contextlib, json, os, re, secrets, shlex, socket, subprocess, sys, time
+import contextlib, json, os, re, secrets, shlex, signal, socket, subprocess, sys, time
 from dataclasses import replace
 from pathlib import Path
 
@@ -294,11 +294,13 @@ def main(root: str):
     "Be the guard of a task of Slurm's"
     from dtnb.guard import guard_main
     from dtnb.zygote import count_gpus, preload
+    asked = []                                             # while torch is imported, there is no guard to hear it
+    signal.signal(signal.SIGUSR2, lambda *_: asked.append(True))
     spec = JobSpec.from_json(JobPaths(Path(root)).spec.read_text())
     post = post_of(os.environ, spec, node_address(os.environ))
     os.environ.setdefault("OMP_NUM_THREADS", "1")          # before torch is there: it reads this once
     preload(["torch", "torch.distributed", "dtnb.rank.worker", "dtnb.rank.adapters"])
-    state = guard_main(root, count_gpus(), post=post)
+    state = guard_main(root, count_gpus(), post=replace(post, asked=bool(asked)))
     if state == JobState.PENDING and not post.index: _requeue(JobPaths(Path(root)), spec, post)
     sys.exit(state not in (JobState.DONE, JobState.PENDING))
 
