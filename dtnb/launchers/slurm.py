@@ -34,10 +34,10 @@ def minutes(time) -> int | None:
     return int(-(-total // 1))
 
 # %% ../../nbs/launchers/24_slurm.ipynb #8efc0c3c
-_SBATCH = """account begin bb bbf cluster_constraint clusters comment constraint container contiguous core_spec cores_per_socket cpu_freq cpus_per_gpu cpus_per_task deadline delay_boot dependency distribution exclude exclusive
+_SBATCH = """account begin bb bbf cluster_constraint comment constraint container contiguous core_spec cores_per_socket cpu_freq cpus_per_gpu cpus_per_task deadline delay_boot dependency distribution exclude exclusive
 gpu_bind gpu_freq gpus_per_node gpus_per_task gres gres_flags hold job_name licenses mail_type mail_user mcs_label mem mem_per_cpu mem_per_gpu mincpus nice nodefile nodelist no_kill nodes ntasks_per_node
 overcommit oversubscribe partition power prefer priority profile propagate qos reboot requeue no_requeue reservation sockets_per_node spread_job switches thread_spec threads_per_core time time_min tmp use_min_nodes wckey""".split()
-_NOT_OURS = dict(array="one launch is one job: call launch once for each", output="each rank has its own log: job.logs(rank)", error="each rank has its own log: job.logs(rank)", wrap="pass a function to launch",
+_NOT_OURS = dict(clusters="set SLURM_CONF to the other cluster's file", array="one launch is one job: call launch once for each", output="each rank has its own log: job.logs(rank)", error="each rank has its own log: job.logs(rank)", wrap="pass a function to launch",
                  ntasks="give nodes and nproc_per_node (or ntasks_per_node): Slurm may split ntasks unevenly", signal="give signal_delay_s, the seconds before the end at which ranks save", chdir="the job runs in the notebook's folder")
 _OWN = dict(nodes=1, nproc_per_node=None, signal_delay_s=90, setup=None, srun_args=None, python=None, env=None, max_payload_mb=64, style="dtnb")
 
@@ -139,7 +139,6 @@ class Slurm(Launcher):
         if self.options["style"] == "torchrun":
             try: script(fn, paths.payload / "train.py", args, kwargs)
             except (ValueError, TypeError) as err: raise LaunchError(f"{getattr(fn, '__name__', 'this')} can't become a script: {err}") from None
-            make_private(paths.rank(0))
 
     def _dialect(self) -> dict:
         "The options as this site takes them"
@@ -159,6 +158,7 @@ class Slurm(Launcher):
         token = f"dtnb:{secrets.token_hex(6)}"
         write_atomic(paths.spec, replace(spec, starter=dict(token=token)).to_json())
         (paths.root / "slurm").mkdir(mode=0o700, exist_ok=True)
+        if self.options["style"] == "torchrun": make_private(paths.rank(0))
         try: self._sbatch(paths, spec, token)
         except SlurmError as err:
             if not (self.options["gpus_per_node"] and re.search(r"generic resource|gres", str(err), re.I) and not _site().get("gpus")): raise _refused(err) from None

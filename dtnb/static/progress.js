@@ -358,7 +358,7 @@ function render({ model, el }) {
     root.classList.toggle("dtnb-gone", left);
     set(name, job.name || job.id || "job");
     set(state, words);
-    set(note, left ? "its kernel has gone or restarted; this is the last that it told" : [job.stragglers.length ? `rank${job.stragglers.length > 1 ? "s" : ""} ${ranges(job.stragglers, 3)} behind` : "", failed ? "" : job.reason, job.attempt ? `attempt ${job.attempt}` : ""].filter(x => x).join(" · "));
+    set(note, left ? "its kernel has gone or restarted; this is the last that it told" : [job.stragglers.length ? `rank${job.stragglers.length > 1 ? "s" : ""} ${ranges(job.stragglers, 3)} behind` : "", failed ? "" : job.reason, job.attempt ? `attempt ${job.attempt + 1}` : ""].filter(x => x).join(" · "));
     set(part, percent(job.fraction));
     bar.draw(job.fraction);
     cancel.button.hidden = over || left;
