@@ -553,7 +553,7 @@ def _meet_the_end(self: Guard):
     "The first guard waits for the others' last words and has the last of all; the others tell theirs and wait for it"
     first, end = not self.post.index, None
     state, reason = self.verdict()
-    if not first: self.say(state, reason, **(dict(saved=True) if self._all_saved() else {}))
+    if not first: self.say(state, reason, **self._part())
     while self.others and not (self.cancelled and self.post.scheduler):
         self._hear_others()
         if state != JobState.DONE and not self._all_saved() or any(s != JobState.DONE for s in self.over_there.values()): end = end or time.monotonic() + (GRACE if self.starter_death else 4 * GRACE)
@@ -561,7 +561,10 @@ def _meet_the_end(self: Guard):
         time.sleep(.05)
     if not first: return
     shutil.rmtree(self.paths.tmp, ignore_errors=True)
-    self.say(*self.verdict())
+    self.say(*self.verdict(), **self._part())
+
+@patch
+def _part(self: Guard) -> dict: return dict(saved=True) if self._all_saved() else {}
 
 @patch
 def _hear(self: Guard, wait) -> bool:

@@ -353,3 +353,14 @@ def test_a_rank_has_one_thread_unless_told():
     assert dtnb.launch(threads, on=dtnb.Slurm()).result(timeout=60) == 1
     assert dtnb.launch(threads, on=dtnb.Slurm(env=dict(OMP_NUM_THREADS=2))).result(timeout=60) == 2
     with pytest.raises(dtnb.LaunchError, match="nowhere"): dtnb.launch(threads, on=dtnb.Slurm(python="/nowhere/python")).result(timeout=60)
+
+
+def test_a_cancel_that_saves_first():
+    from test_checkpoint import stepped, train
+    job = dtnb.launch(train, 10_000, on=dtnb.Slurm(nodes=2))
+    stepped(job, 5)
+    assert job.cancel(save=True) == "cancelled" and job.view.reason == "asked to save and end"
+    wait_until(lambda: not dtnb_processes(job), 30, "the end of all")
+    got = dtnb.resume(job, on=dtnb.Local(nproc=2))
+    stepped(got, 1)
+    assert "begins at step 0" not in got.logs(0) and got.cancel() == "cancelled"

@@ -202,6 +202,7 @@ class Slurm(Launcher):
             raise LaunchError(f"Slurm did not take the cancel ({err}): try again") from None
 
     def save(self, job, again):
+        if not again: note(job.paths, cancel="asked to save and end")
         try: ask("scancel", f"--signal={'USR2' if again else 'TERM'}", read_record(job.paths).get("id") or "?")
         except (SlurmError, subprocess.TimeoutExpired) as err: raise LaunchError(f"Slurm did not pass it on ({err}): try again") from None
 
