@@ -50,6 +50,7 @@ class TestTwoNodes(OnSlurm):
 
 
 class TestOneTaskARank(OnSlurm):
+    brief = True
     def make(self, nproc=2, **options): return dtnb.Slurm(nodes=1, ntasks_per_node=nproc, **options)
 
 

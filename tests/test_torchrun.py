@@ -27,7 +27,7 @@ def on_hosts(ssh, nproc=1, **options): return dtnb.Torchrun(**dict(hosts=ssh.hos
 
 
 class TestContract(LauncherContract):
-    misspelt = "nproc_per_nide"
+    misspelt, brief = "nproc_per_nide", True
     def make(self, nproc=2, **options): return dtnb.Torchrun(nproc_per_node=nproc, **options)
 
 
