@@ -341,6 +341,7 @@ def _on_gone(self: Guard, key, c):
     "A rank's process has ended"
     for k, _ in self.loop.select(0):
         if k.fd in self.starters: self._on_starter_gone(k)  # a driver's death comes before its ranks'
+    with contextlib.suppress(KeyError, ValueError): self._on_message(self.loop.get_key(c.channel))   # its last words come before its end
     self._close_fd(c.pidfd)
     c.gone, c.died = True, time.time()
     if (code := zombie_code(c.pid)) is not None: self.codes.setdefault(c.pid, code)
