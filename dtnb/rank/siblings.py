@@ -25,8 +25,9 @@ def _op_ask(self: Siblings, channel, m):
     if c is None or c.gone: channel.send(dict(op="answer", id=m["id"], error=f"rank {m.get('rank')} is gone"))
     else:
         self.askers[m["id"]] = channel
-        if fds: c.channel.send(m, fds)
-        elif not c.channel.offer(m): self._op_answer(channel, dict(op="answer", id=m["id"], error=f"rank {c.rank} does not listen"))   # a stopped one must not stop the guard
+        heard = False
+        with contextlib.suppress(OSError): heard = c.channel.send(m, fds) is None if fds else c.channel.offer(m)   # a stopped one must not stop the guard
+        if not heard: self._op_answer(channel, dict(op="answer", id=m["id"], error=f"rank {c.rank} does not listen"))   # or it dies at this moment
     for fd in fds: os.close(fd)
 
 @patch
@@ -73,7 +74,8 @@ def _op_resize(self: Siblings, channel, m):
         c = self.children[r]
         c.leaving = True
         if c.gone: self._left(c)
-        else: os.kill(c.pid, signal.SIGKILL)
+        else:
+            with contextlib.suppress(ProcessLookupError): os.kill(c.pid, signal.SIGKILL)
     if n > before: self._resized()
 
 @patch
@@ -93,7 +95,8 @@ def _resized(self: Siblings):
 def _op_signal(self: Siblings, channel, m):
     "Send a signal to ranks, not to their children"
     for c in (self.children.get(r) for r in m["ranks"]):
-        if c is not None and not c.gone: os.kill(c.pid, getattr(signal, m["signal"]))
+        if c is not None and not c.gone:
+            with contextlib.suppress(ProcessLookupError): os.kill(c.pid, getattr(signal, m["signal"]))
 
 # %% ../../nbs/rank/16_siblings.ipynb #be43f853
 LEFT, USED = "no kernel uses it", "a kernel uses it again"   # words in the record: from the first on an attaching kernel reads
