@@ -231,4 +231,7 @@ def close(self: Link, reason: str):
     if client is not None:
         with contextlib.suppress(Exception): client.close(linger=0)
     if self.control is not None:
-        with contextlib.suppress(OSError): self.control.send(dict(op="finish", reason=reason))
+        try: self.control.send(dict(op="finish", reason=reason))
+        except OSError:                                    # it has hung up on us, or is gone
+            with contextlib.suppress(OSError):
+                if again := self._reach_guard(): again.send(dict(op="finish", reason=reason))
