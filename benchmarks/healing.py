@@ -1,10 +1,10 @@
 """What a fault costs: `python healing.py FOLDER` answers with a line of JSON, one record a measurement.
 
 A rank raises while the others are in `all_reduce`; a rank is killed; ranks wait for ever and are interrupted; the session gets fresh ranks, or more, or fewer. All times are to the end of what a person waits for."""
-import json, os, signal, sys, time
+import os, signal, time
 from contextlib import closing, redirect_stdout
 
-from session import Ours, Theirs, check, timed, warm_up
+from session import Ours, Theirs, answer, check, timed, warm_up
 
 RANKS, FAULTS, REPEATS, LIMIT = (2, 4), 10, 5, 400   # faults; times of everything else; seconds for everything
 GIVE_UP = 10  # seconds that ipyparallel has for the end of a cell in which a rank has raised
@@ -85,9 +85,4 @@ def costs(folder, ranks=RANKS) -> list[dict]:
     with open(os.devnull, "w") as quiet, redirect_stdout(quiet): measure(folder, note, ranks)
     return found
 
-def _late(*_): raise TimeoutError(f"not done after {LIMIT} s")
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGALRM, _late)   # not killed from outside, so that it can stop what it has started
-    signal.alarm(LIMIT)
-    print(json.dumps(costs(sys.argv[1])))
+if __name__ == "__main__": answer(costs, LIMIT)

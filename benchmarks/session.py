@@ -169,9 +169,11 @@ def costs(folder, ranks=RANKS) -> list[dict]:
     with open(os.devnull, "w") as quiet, redirect_stdout(quiet): measure(folder, note, ranks)
     return found
 
-def _late(*_): raise TimeoutError(f"not done after {LIMIT} s")
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGALRM, _late)   # not killed from outside, so that it can stop what it has started
-    signal.alarm(LIMIT)
+def answer(costs, limit: int):
+    "Print what `costs(FOLDER)` gives as a line of JSON. Not killed from outside, so that it can stop what it has started"
+    def late(*_): raise TimeoutError(f"not done after {limit} s")
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(limit)
     print(json.dumps(costs(sys.argv[1])))
+
+if __name__ == "__main__": answer(costs, LIMIT)

@@ -202,6 +202,14 @@ def test_submission_from_inside_a_job_with_hostile_variables(monkeypatch):
     assert {g["SLURM_JOB_ID"] for g in got.values()} == {read(job)["id"]} and {g["HOSTILE"] for g in got.values()} == {"kept"}
 
 
+def test_submission_from_inside_srun(cluster):
+    "A kernel that runs in a job of its own, with all that srun put into its environment"
+    code = "import dtnb\ndef inner():\n    import os\n    return os.environ['SLURM_JOB_ID'], os.environ['WORLD_SIZE']\nprint(os.environ['SLURM_JOB_ID'], dtnb.launch(inner, on=dtnb.Slurm(nodes=2)).results(90))"
+    said = subprocess.run([*cluster.login, "srun", "-N1", "-n1", sys.executable, "-c", "import os\n" + code], env=os.environ | cluster.env | dict(DTNB_HOME=os.environ["DTNB_HOME"]), capture_output=True, text=True, timeout=150).stdout
+    outer, _, got = said.strip().splitlines()[-1].partition(" ")
+    assert got.count("'2')") == 2 and outer not in got.replace("'2'", ""), said
+
+
 def test_a_print_is_seen_while_the_rank_sleeps():
     def speaks():
         import time
