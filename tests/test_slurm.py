@@ -255,7 +255,10 @@ def test_an_sbatch_that_does_not_answer_is_adopted_once(cluster, tmp_path, monke
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     from dtnb.launchers import slurm
     monkeypatch.setattr(slurm, "PATIENCE", 3)
-    job = dtnb.launch(place, on=dtnb.Slurm(nodes=2))
+    def lasts():                                            # longer than sbatch: a job that is over needs no adopting
+        import time
+        time.sleep(8)
+    job = dtnb.launch(lasts, on=dtnb.Slurm(nodes=2))
     assert not read(job).get("id")
     assert job.wait(60) == "done" and read(job)["id"] and len(cluster.run("squeue", "-h", "-t", "all", "-o", "%k").stdout.split(read(job)["token"])) == 2
 
