@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent
 
 FLOORS = {0: ["event", "job", "payload", "view", "channel", "reader", "handle", "transfer", "names", "fold", "scripts", "gpus"],
           1: ["rank.report", "rank.output", "rank.adapters", "rank.worker", "rank.collectives", "processes", "rank.child", "rank.siblings", "rank.checkpoint", "guard", "zygote"],
-          2: ["launchers.launcher", "launchers.local", "launchers.squeue", "launchers.slurm", "launchers.torchrun", "engine", "link", "healing", "cell", "session"],
+          2: ["launchers.launcher", "launchers.local", "launchers.squeue", "launchers.discovery", "launchers.slurm", "launchers.torchrun", "engine", "link", "healing", "cell", "session"],
           3: ["widgets.twin", "widgets.progress", "widgets.cell"],
           4: ["api", "cli", "doctor", "magic"]}
 FLOOR = {f"dtnb.{m}": n for n, ms in FLOORS.items() for m in ms}
@@ -43,7 +43,7 @@ def test_import_is_cheap():
 
 def test_launchers_do_not_import_each_other():
     for p in (ROOT / "dtnb" / "launchers").glob("*.py"):
-        others = {q.stem for q in p.parent.glob("*.py")} - {p.stem, "launcher", "squeue", "__init__"}
+        others = {q.stem for q in p.parent.glob("*.py")} - {p.stem, "launcher", "squeue", "discovery", "__init__"}
         for node in ast.walk(ast.parse(p.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module: assert node.module.rpartition(".")[2] not in others, (p.name, node.module)
 
