@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['SEP', 'END', 'gpus_of', 'limit_of', 'moment_of', 'number_of', 'columns', 'records', 'Partition', 'parse_sinfo',
            'parse_limits', 'Node', 'parse_nodes', 'Queued', 'parse_queue', 'jobs_ahead', 'Snapshot', 'parse_accounts',
-           'ask_queue', 'ask_nodes', 'ask_accounts', 'Discoverer', 'trouble_text', 'discoverer', 'test_only']
+           'ask_queue', 'ask_nodes', 'ask_accounts', 'Discoverer', 'trouble_text', 'discoverer', 'seconds_of',
+           'parse_efficiency', 'test_only']
 
 # %% ../../nbs/launchers/25_discovery.ipynb #5227e405
 import getpass, os, re, subprocess, threading, time
@@ -270,6 +271,20 @@ def _ask(self: Discoverer, now) -> dict:
 
 @cache
 def discoverer() -> Discoverer: return Discoverer()
+
+# %% ../../nbs/launchers/25_discovery.ipynb #b6a5279c
+def seconds_of(text: str) -> float:
+    "Seconds of sacct's `1-02:03:04`, `03:04.005`"
+    days, _, rest = text.rpartition("-")
+    total = 0.0
+    for part in rest.split(":"): total = 60 * total + float(part or 0)
+    return total + 86400 * int(days or 0)
+
+def parse_efficiency(text: str) -> float | None:
+    "CPU time used of CPU time held, between 0 and 1, of `sacct -n -X -P -o ElapsedRaw,AllocCPUS,TotalCPU`; None if it was not collected"
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
+    held, used = sum(int(e or 0) * int(n or 0) for e, n, _ in rows), sum(seconds_of(u) for _, _, u in rows)
+    return used / held if held and used else None
 
 # %% ../../nbs/launchers/25_discovery.ipynb #a6bbb319
 def test_only(script: str, cwd: str | None = None, timeout: float = 60) -> tuple[bool, str]:

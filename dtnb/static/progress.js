@@ -146,7 +146,7 @@ function sparkline(width, height) {
   return { svg, draw: (/** @type {(number|null)[]} */ points) => attr(path, "d", sparkPath(points, width, height)) };
 }
 
-function meter(/** @type {string} */ label) {
+export function meter(/** @type {string} */ label) {
   const fill = h("div", "dtnb-fill"), bar = h("div", "dtnb-meter", fill);
   for (const [k, v] of Object.entries({ role: "progressbar", "aria-label": label, "aria-valuemin": "0", "aria-valuemax": "100" })) bar.setAttribute(k, v);
   return { bar, draw(/** @type {?number} */ f) {
@@ -305,7 +305,7 @@ function strip(pick) {
 }
 
 /** The button that asks twice: a slip must not end a run of two days. @param {() => void} ask */
-function cancelButton(ask) {
+export function cancelButton(ask) {
   const button = /** @type {HTMLButtonElement} */ (h("button", "dtnb-cancel", "Cancel"));
   let state = "idle", timer = 0;
   const become = (/** @type {string} */ next, /** @type {string} */ text, title = "Stop every rank of this job") => {
