@@ -31,11 +31,11 @@ class Field:
 _FIELDS = {
     "Slurm": (Field("partition", "Partition", "choice"), Field("nodes", "Nodes", "number", default="1"), Field("gpu_type", "GPU type", "choice"), Field("gpus_per_node", "GPUs per node", "number", default="none"),
               Field("nproc_per_node", "Ranks per node", "number"), Field("time", "Time limit"), Field("cpus_per_task", "CPUs per node", "number", default="1"), Field("mem", "Memory per node", default="the cluster's"),
-              Field("account", "Account", "choice", default="yours"), Field("qos", "QOS", "choice", default="the account's"), Field("job_name", "Job name"),
+              Field("account", "Account", "choice", default="your default"), Field("qos", "QOS", "choice", default="the account's"), Field("job_name", "Job name"),
               Field("more", "More options", "lines", hint="sbatch's own, one a line: constraint=a100, exclusive, exclude=node7")),
-    "Local": (Field("nproc", "Ranks", "number", hint="default: one a GPU, else 2"), Field("gpus", "GPUs", hint="which, such as 0,1; default: the first ones")),
-    "Torchrun": (Field("nproc_per_node", "Ranks per host", "number", hint="default on this machine: one a GPU, else 2"), Field("hosts", "Hosts", hint="names for ssh, such as n1 n2; none: this machine"),
-                 Field("over", "Reached by", "pick", (("", "ssh"), ("pdsh", "pdsh"))), Field("python", "Python there", hint="default: the same path as here")),
+    "Local": (Field("nproc", "Ranks", "number", default="one a GPU, else 2"), Field("gpus", "GPUs", default="the first ones", hint="which, such as 0,1")),
+    "Torchrun": (Field("nproc_per_node", "Ranks per host", "number", default="here one a GPU, else 2"), Field("hosts", "Hosts", default="this machine", hint="names for ssh, such as n1 n2"),
+                 Field("over", "Reached by", "pick", (("", "ssh"), ("pdsh", "pdsh"))), Field("python", "Python there", default="the same path as here")),
 }
 TARGETS = dict(Local="Local", Slurm="Slurm", Torchrun="torchrun")
 _WHERE = dict(Local="processes of this machine", Slurm="nodes of the cluster, in a batch job", Torchrun="torchrun here, or on hosts behind ssh")
@@ -74,7 +74,7 @@ def limits(known: Snapshot, values: dict) -> dict[str, dict]:
     types = [t for t in p.gpus if t]
     return found | dict(nodes=dict(most=nodes, hint=f"up to {nodes}, {p.idle} idle now"), cpus_per_task=dict(most=p.cpus, hint=f"up to {p.cpus}"), mem=dict(most=p.memory, hint=f"up to {memory(p.memory)}"),
                         gpu_type=dict(choices=(("", "any"), *((t, f"{t}, {p.gpus[t]} per node") for t in types))), gpus_per_node=dict(most=gpus, hint=f"up to {gpus}" if gpus else "this partition has none"),
-                        time=dict(most=p.minutes, hint=f"up to {long(p.minutes)}; such as 90, 4:00:00, 1-12" if p.minutes else "such as 90, 4:00:00, 1-12", default=f"the partition's, {long(p.default_minutes)}" if p.default_minutes else "the partition's"))
+                        time=dict(most=p.minutes, hint=f"up to {long(p.minutes)}; like 90, 1-12" if p.minutes else "like 90, 4:00:00, 1-12", default=long(p.default_minutes) if p.default_minutes else "the partition's"))
 
 # %% ../nbs/44_form.ipynb #3b5203ba
 def _whole(text: str) -> int:

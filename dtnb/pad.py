@@ -48,7 +48,7 @@ class Launchpad:
         self.form, self.payload, self.check, self.sent = None, None, _IDLE, _IDLE
         self.taken, self.due, self.checking, self.rev, self.drawn = set(), None, None, 0, None
         self.shelf, self.most, self.opened, self.ranks, self.doing, self.errors = Shelf(), 20, {}, {}, {}, {}
-        self.pane, self.widget, self.handle, self.thread, self.heard = False, None, None, None, None
+        self.pane, self.widget, self.handle, self.thread, self.heard, self.fault = False, None, None, None, None, ""
         if fn is not None:
             self.call = (fn, tuple(args), dict(kwargs or {}))
             name = getattr(fn, "__name__", type(fn).__name__)
@@ -57,7 +57,11 @@ class Launchpad:
 
     def __repr__(self): return f"Launchpad({self.form.name if self.form else 'no function'}: {len(self.shelf.order)} jobs)"
 
-    def _aside(self, what, *args): threading.Thread(target=what, args=args, name="dtnb-launchpad-work", daemon=True).start()
+    def _aside(self, what, *args): threading.Thread(target=self._guarded, args=(what, *args), name="dtnb-launchpad-work", daemon=True).start()
+
+    def _guarded(self, what, *args):
+        try: what(*args)
+        except Exception as err: self.fault = f"the launchpad has a fault of its own: {type(err).__name__}: {err}"   # a thread's traceback is seen by nobody
 
     def _weigh(self):
         self.payload = dict(words="measuring…", parts=[], error="")
@@ -84,14 +88,17 @@ def _changed(self: Launchpad):
 
 @patch
 def _rehearse(self: Launchpad, rev, launcher, name):
-    try: taken, words = launcher.rehearse(spec_of(launcher, name))
-    except (LaunchError, ValueError) as err: state, words = "late", str(err)
-    else: state, words = ("ok", f"Slurm: {words}") if taken else ("bad", f"Slurm refuses it: {words}")
-    with self.lock:
-        self.checking = None
-        if rev == self.rev: self.check, self.drawn = dict(state=state, words=words), None
-        else: self.due = time.monotonic()
-    self.wake.set()
+    state, words = "late", "it could not be asked"
+    try:
+        taken, said = launcher.rehearse(spec_of(launcher, name))
+        state, words = ("ok", f"Slurm: {said}") if taken else ("bad", f"Slurm refuses it: {said}")
+    except (LaunchError, ValueError) as err: words = str(err)
+    finally:
+        with self.lock:
+            self.checking = None
+            if rev == self.rev: self.check, self.drawn = dict(state=state, words=words), None
+            else: self.due = time.monotonic()
+        self.wake.set()
 
 @patch
 def _check_if_due(self: Launchpad):
@@ -274,7 +281,7 @@ def _draw_lanes(self: Launchpad) -> tuple[dict, dict]:
 def refresh(self: Launchpad):
     "Send what has changed to the page"
     known, on_slurm = self._known(), self.form is not None and self.form.target == "Slurm"
-    trouble = discoverer().trouble() if known.t or on_slurm or self.pane else ""
+    trouble = "; ".join(filter(None, [discoverer().trouble() if known.t or on_slurm or self.pane else "", self.fault]))
     with self.lock:
         if self.form is not None: self._check_if_due()
         form = self._draw_form(known)
@@ -289,7 +296,7 @@ def _run(self: Launchpad, widget):
     while self.widget is widget:
         now = time.monotonic()
         if self.heard is None and now - began > UNSEEN: return self.close()     # nobody looks: an executed notebook, say
-        if first or self.heard is not None and now - self.heard < ALIVE: self.refresh()
+        if first or self.heard is not None and now - self.heard < ALIVE: self._guarded(self.refresh)
         first = False
         self.wake.wait(.25 if self.opened else .5)
         self.wake.clear()

@@ -7,7 +7,7 @@ __all__ = ['find_unpicklable', 'is_local', 'local_modules', 'copy_module', 'show
            'CellCall', 'read_payload', 'dump_result']
 
 # %% ../nbs/02_payload.ipynb #ebec081f
-import ast, contextlib, hashlib, io, json, linecache, operator, os, pickle, re, shutil, site, sys, sysconfig, types
+import ast, contextlib, hashlib, inspect, io, json, linecache, operator, os, pickle, re, shutil, site, sys, sysconfig, types
 from pathlib import Path
 
 import cloudpickle
@@ -159,8 +159,10 @@ def write_payload(folder, frozen: dict):
 # %% ../nbs/02_payload.ipynb #c8a53369
 def captured(fn, args=(), kwargs=None) -> list[dict]:
     "Arguments and what the code takes from around it, the biggest first: `name`, `kind`, `type`, `bytes` (None: it can't be pickled; 0: a module, which is imported there)"
-    parts = [(f"argument {i}", a) for i, a in enumerate(args)] + [(f"argument {k}", v) for k, v in (kwargs or {}).items()]
-    parts += [(f"global {k}", v) for k, v in fn.names.items()] if isinstance(fn, CellCall) else [(n.removeprefix(" -> ").replace("'", ""), v) for n, v in _parts(fn) if n.startswith(" -> ")]
+    try: names = list(inspect.signature(fn).parameters)
+    except (ValueError, TypeError): names = []
+    parts = [(f"argument {names[i] if i < len(names) else i}", a) for i, a in enumerate(args)] + [(f"argument {k}", v) for k, v in (kwargs or {}).items()]
+    parts += [(f"global {k}", v) for k, v in fn.names.items()] if isinstance(fn, CellCall) else [(n.removeprefix(" -> ").replace("'", ""), v) for n, v in _parts(fn) if n.startswith((" -> global", " -> closure"))]
     def row(name, v):
         n = 0 if isinstance(v, types.ModuleType) else _size(v) or None
         return dict(name=name.rpartition(" ")[2], kind=name.rpartition(" ")[0], type=type(v).__name__, bytes=n)

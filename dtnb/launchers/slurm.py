@@ -90,7 +90,7 @@ def check_script(text: str, options: dict):
     if not re.search(r"^[^#\n]*\bsrun\b.*dtnb\.launchers\.slurm JOB_DIR", text, re.M): raise ValueError("the script has lost the line with srun and dtnb.launchers.slurm JOB_DIR: no rank would start")
     for name, short, asked in (("nodes", "N", options["nodes"]), ("ntasks-per-node", None, options["ntasks_per_node"] or 1)):
         told = re.findall(rf"^#SBATCH\s+(?:--{name}[= ]\s*{f'|-{short} ?' if short else ''})(\S+)", text, re.M)
-        if (told[-1] if told else "1") != str(asked): raise ValueError(f"the script has --{name}={told[-1] if told else 1}, but {asked} is asked for: change it there, not in the script")
+        if (told[-1] if told else "1") != str(asked): raise ValueError(f"the script has --{name}={told[-1] if told else 1}, but {asked} is asked for: this can't be changed in the script")
 
 # %% ../../nbs/launchers/24_slurm.ipynb #43334949
 def read_record(paths: JobPaths) -> dict:

@@ -22,10 +22,13 @@ export function modeOf(f, other = false) {
   return f.kind === "choice" && (other || !f.choices.some(c => c[0] === f.value)) ? "other" : "select";
 }
 
+/** Whether a field differs from its default. @param {Field} f */
+export function changed(f) { return !!f.value.trim() && f.value.trim() !== f.default; }
+
 /** What stands below a field: what is wrong, else the limit and, where the value differs, the default. @param {Field} f */
 export function noteOf(f) {
   if (f.error) return f.error;
-  return [f.hint, f.value.trim() && f.default ? `default: ${f.default}` : ""].filter(x => x).join(" · ");
+  return [f.hint, changed(f) && f.default ? `default: ${f.default}` : ""].filter(x => x).join(" · ");
 }
 
 /** The facts of a job's second line. @param {Card} c @param {number} more seconds since the card was sent @param {(s: ?number) => string} duration */
@@ -63,6 +66,7 @@ export function marksOf(s) {
 function h(tag, name, ...inside) {
   const node = document.createElement(tag);
   if (name) node.className = name;
+  if (/^(button|input|select|textarea|canvas|pre|div)$/.test(tag)) node.setAttribute("data-lm-suppress-shortcuts", "true");   // JupyterLab asks the focused element first, and its own Enter and arrows stay out
   node.append(...inside);
   return node;
 }
@@ -96,6 +100,7 @@ async function copy(/** @type {string} */ text) {
 }
 
 let ids = 0;
+const HERE = Math.random().toString(36).slice(2, 8);   // each launchpad of a page is a module of its own
 /** @type {Map<string, Promise<any>>} */ const modules = new Map();
 /** The drawing of lanes. @param {string} text @returns {Promise<any>} */
 function lanesModule(text) {
@@ -108,11 +113,12 @@ function lanesModule(text) {
 
 /** One field. @param {string} name @param {(text: string) => void} send */
 function fieldRow(name, send) {
-  const id = `dtnb-field-${++ids}`, label = h("label", "", ""), mark = h("span", "dtnb-mark"), note = h("div", "dtnb-hint"), slot = h("div", "dtnb-slot"), row = h("div", "dtnb-field", h("div", "dtnb-label-line", label, mark), slot, note);
+  const id = `dtnb-field-${HERE}-${++ids}`, label = h("label", "", ""), mark = h("span", "dtnb-mark"), note = h("div", "dtnb-hint"), slot = h("div", "dtnb-slot"), row = h("div", "dtnb-field", h("div", "dtnb-label-line", label, mark), slot, note);
   const slow = later(send);
   /** @type {?string} */ let typed = null;
   let other = false, mode = "", /** @type {any} */ input = null, /** @type {any} */ select = null, drawn = "";
   note.id = `${id}-note`;
+  mark.title = "differs from the default";
   label.htmlFor = id;
   const say = (/** @type {string} */ text, now = false) => { typed = text; slow.type(text); if (now) slow.flush(); };
   function build(/** @type {Field} */ f) {
@@ -141,8 +147,8 @@ function fieldRow(name, send) {
     set(label, f.label);
     attr(row, "data-field", name);
     row.classList.toggle("dtnb-wrong", !!f.error);
-    row.classList.toggle("dtnb-changed", !!value.trim());
-    set(mark, value.trim() ? "changed" : "");
+    row.classList.toggle("dtnb-changed", changed({ ...f, value }));
+    set(mark, changed({ ...f, value }) ? "changed" : "");
     set(note, noteOf(f));
     for (const x of [select, input]) if (x) attr(x, "aria-invalid", String(!!f.error));
     if (select) {
@@ -174,7 +180,7 @@ function formPart(send) {
   const targets = h("div", "dtnb-targets"), fields = h("div", "dtnb-fields"), error = h("div", "dtnb-error"), call = h("code", "dtnb-call"), size = h("span", "dtnb-quiet"), parts = h("div", "dtnb-parts");
   const check = h("div", "dtnb-check", h("span", "dtnb-dot"), h("span", "dtnb-words")), sent = h("span", "dtnb-sent"), note = h("span", "dtnb-quiet");
   const kind = h("b", "", ""), badge = h("span", "dtnb-mark"), pre = h("pre", "dtnb-script"), area = h("textarea", "dtnb-script"), wrong = h("div", "dtnb-error");
-  let editing = false, token = "", /** @type {?Form} */ now = null, script = /** @type {?string} */ (null);
+  let editing = false, expected = false, token = "", /** @type {?Form} */ now = null, script = /** @type {?string} */ (null);
   const slow = later(text => send({ request: "script", token, text }));
   const edit = button("Edit", () => { slow.flush(); editing = !editing; draw(); if (editing) { area.focus(); area.setSelectionRange(0, 0); area.scrollTop = 0; } });
   const back = button("Undo my edits", () => { slow.flush(); script = null; editing = false; send({ request: "script", token, text: "" }); }, "The script of the form again");
@@ -193,16 +199,18 @@ function formPart(send) {
   attr(targets, "role", "radiogroup");
   attr(targets, "aria-label", "where it runs");
   /** @type {Map<string, any>} */ const rows = new Map(), /** @type {Map<string, any>} */ chosen = new Map();
-  const left = h("div", "dtnb-left", targets, fields, error), right = h("div", "dtnb-right", h("div", "dtnb-script-head", kind, badge, h("span", "dtnb-grow"), back, edit, copied), pre, area, wrong, h("div", "dtnb-sends", call, size, more), parts);
-  const foot = h("div", "dtnb-foot", check, h("span", "dtnb-grow"), sent, again, submit), body = h("section", "dtnb-form", h("div", "dtnb-columns", left, right), foot);
+  const left = h("div", "dtnb-left", targets, fields, error), columns = h("div", "dtnb-columns"), right = h("div", "dtnb-right", h("div", "dtnb-script-head", kind, badge, h("span", "dtnb-grow"), back, edit, copied), pre, area, wrong, h("div", "dtnb-sends", call, size, more), parts);
+  const foot = h("div", "dtnb-foot", check, h("span", "dtnb-grow"), sent, again, submit), body = h("section", "dtnb-form", columns, foot);
+  columns.append(left, right);
+  sent.setAttribute("aria-live", "polite");
   attr(body, "aria-label", "new job");
 
   function drawTargets(/** @type {Form} */ f) {
     for (const t of f.targets) {
       let r = chosen.get(t.name);
       if (!r) {
-        const radio = h("input", ""), id = `dtnb-target-${++ids}`;
-        Object.assign(radio, { type: "radio", name: `dtnb-${ids}`, id });
+        const radio = h("input", ""), id = `dtnb-target-${HERE}-${++ids}`;
+        Object.assign(radio, { type: "radio", name: id, id });
         radio.addEventListener("change", () => send({ request: "set", token, field: "target", text: t.name }));
         r = { radio, label: h("label", "dtnb-target", radio, h("span", "", t.label)) };
         r.label.title = t.hint;
@@ -222,6 +230,7 @@ function formPart(send) {
     set(kind, f.target === "Slurm" ? "Batch script" : f.target === "Local" ? "What runs" : "What runs on each host");
     set(badge, s.edited ? "edited by hand" : "");
     edit.hidden = !s.editable || !s.text;
+    pre.title = s.editable ? "" : "It follows from the form, and can't be edited";
     set(edit, editing ? "Done" : "Edit");
     edit.title = "JOB_DIR becomes the job's folder. Nodes, tasks and the srun line stay as the form has them";
     back.hidden = !s.edited;
@@ -255,7 +264,8 @@ function formPart(send) {
     const f = now;
     body.hidden = !f?.token;
     if (!f?.token) return;
-    if (token !== f.token) { token = f.token; script = null; for (const r of rows.values()) r.forget(); }
+    const fresh = token !== f.token;
+    if (fresh) { token = f.token; script = null; editing = false; for (const r of rows.values()) r.forget(); }
     drawTargets(f);
     const there = new Set(f.fields.map(x => `${f.target}.${x.name}`));
     f.fields.forEach((x, i) => {
@@ -274,16 +284,20 @@ function formPart(send) {
     check.hidden = f.check.state === "idle";
     set(check.lastChild, f.check.words);
     const busy = f.submit.state === "sending", done = f.submit.state === "sent", wrongs = f.error || f.script.error || f.payload.error || f.fields.some(x => x.error);
-    submit.hidden = done;
+    const had = done && document.activeElement === submit;
+    submit.hidden = columns.hidden = done;
     again.hidden = !done;
+    if (done) check.hidden = true;
+    if (had) again.focus();
+    if (fresh && expected) { expected = false; body.scrollIntoView({ block: "nearest" }); chosen.get(f.target)?.radio.focus(); }
     set(submit, busy ? "Submitting…" : f.target === "Slurm" ? "Submit" : "Launch");
     attr(submit, "aria-disabled", String(!!(busy || wrongs)));
     submit.title = wrongs ? "Something above has to be mended first" : "";
-    set(sent, f.submit.words);
+    set(sent, done ? `${f.call} was ${f.submit.words}` : f.submit.words);
     attr(sent, "data-tone", f.submit.state === "failed" ? "failed" : "done");
     sent.hidden = !f.submit.words;
   }
-  return { body, draw(/** @type {Form} */ f) { now = f; draw(); } };
+  return { body, expect() { expected = true; }, draw(/** @type {Form} */ f) { now = f; draw(); } };
 }
 
 /** @param {number} b */
@@ -292,9 +306,9 @@ export function sizeOf(b) { return b < 1000 ? `${b} B` : b < 1e6 ? `${(b / 1e3).
 /** A job. @param {string} id @param {any} P progress.js @param {(content: object) => void} send @param {() => any} frames @param {() => any} logs */
 function cardPart(id, P, send, frames, logs) {
   const dot = h("span", "dtnb-dot"), name = h("b", "dtnb-name"), state = h("span", "dtnb-word"), why = h("span", "dtnb-note"), part = h("span", "dtnb-percent"), time = h("span", "dtnb-time"), facts = h("div", "dtnb-card-facts");
-  const bar = P.meter(`progress of ${id}`), error = h("div", "dtnb-error"), inside = h("div", "dtnb-inside"), lanes = h("div", "dtnb-lanes-slot"), more = `dtnb-ranks-${++ids}`;
+  const bar = P.meter(`progress of ${id}`), error = h("div", "dtnb-error"), inside = h("div", "dtnb-inside"), lanes = h("div", "dtnb-lanes-slot"), more = `dtnb-ranks-${HERE}-${++ids}`;
   const open = button("Ranks", () => send({ request: "open", job: id, open: open.getAttribute("aria-expanded") !== "true" })), act = (/** @type {string} */ what) => () => send({ request: what, job: id });
-  const cancel = P.cancelButton(act("cancel")), requeue = button("Requeue", act("requeue"), "Save on all ranks, and go on in another attempt"), resume = button("Go on", act("resume"), "A new job that goes on from what this one saved"), clone = button("Clone and edit", act("clone"), "A new form with what this job asked for");
+  const cancel = P.cancelButton(() => { act("cancel")(); if (document.activeElement === cancel.button) open.focus(); }), requeue = button("Requeue", act("requeue"), "Save on all ranks, and go on in another attempt"), resume = button("Go on", act("resume"), "A new job that goes on from what this one saved"), clone = button("Clone and edit", act("clone"), "A new form with what this job asked for");
   const rank = h("select", "dtnb-input"), log = h("pre", "dtnb-script dtnb-log"), logHead = h("div", "dtnb-script-head", h("span", "dtnb-quiet", "log of rank"), rank);
   const head = h("div", "dtnb-head", dot, name, state, why, part, time), body = h("article", "dtnb-card", head, bar.bar, facts, h("div", "dtnb-actions", open, requeue, resume, clone, h("span", "dtnb-grow"), cancel.button), error, inside);
   inside.append(lanes, logHead, log);
@@ -346,12 +360,14 @@ function cardPart(id, P, send, frames, logs) {
       bar.draw(c.fraction);
       bar.bar.hidden = c.fraction == null;
       cancel.button.hidden = !c.can.includes("cancel");
+      const at = document.activeElement;
       for (const [b, what] of /** @type {[any, string][]} */ ([[requeue, "requeue"], [resume, "resume"], [clone, "clone"]])) { b.hidden = !c.can.includes(what); b.disabled = !!c.doing; }
       set(error, c.error);
       error.hidden = !c.error;
       set(open, c.open ? "Hide ranks" : "Ranks and logs");
       attr(open, "aria-expanded", String(c.open));
       inside.hidden = !c.open;
+      if (at instanceof HTMLElement && body.contains(at) && at.closest("[hidden]")) open.focus();   // not lost to the notebook
       if (rank.options.length !== c.world) rank.replaceChildren(...Array.from({ length: c.world }, (_, i) => { const o = h("option", "", String(i)); o.value = String(i); return o; }));
       self.clock();
       self.lanes();
@@ -404,14 +420,17 @@ function panePart(send) {
 async function render({ model, el }) {
   const P = await lanesModule(model.get("drawing"));
   let gone = false;
-  const send = (/** @type {object} */ content) => { if (!gone) model.send(content); };
+  const send = (/** @type {any} */ content) => {
+    if (gone) return;
+    if (["clone", "again"].includes(content.request)) form.expect();
+    model.send(content);
+  };
   const form = formPart(send), pane = panePart(send), cards = h("div", "dtnb-cards"), none = h("div", "dtnb-quiet"), older = button("", () => send({ request: "older" })), live = h("div", "dtnb-live"), lost = h("div", "dtnb-trouble", "Its kernel has gone or restarted: run the cell again. Jobs go on without it.");
   const close = button("Close", () => send({ request: "close" }), "Leave a table of the jobs in the notebook; they go on"), title = h("b", "dtnb-name", "Launchpad"), about = h("span", "dtnb-note");
   const jobs = h("section", "dtnb-jobs", h("div", "dtnb-table-name", h("b", "", "Jobs"), none), cards, older);
   const root = h("div", "dtnb-progress dtnb-pad", h("div", "dtnb-head", title, about, close), lost, form.body, jobs, pane.body, live);
   live.setAttribute("aria-live", "polite");
   attr(jobs, "aria-label", "jobs");
-  root.setAttribute("data-lm-suppress-shortcuts", "true");
   lost.hidden = true;
   el.append(root);
   /** @type {Map<string, ReturnType<typeof cardPart>>} */ const shown = new Map();
@@ -432,7 +451,7 @@ async function render({ model, el }) {
     set(live, newsOf(states, all) || live.textContent || "");
     states = new Map(all.map(c => [c.id, c.state]));
   }
-  const drawForm = () => { const f = model.get("form"); set(about, f?.token ? "" : "give it a function: dtnb.launchpad(train, lr=1e-3), or mark a cell with %%launchpad"); form.draw(f); };
+  const drawForm = () => { const f = model.get("form"); set(about, f?.token ? "" : "dtnb.launchpad(train, lr=1e-3) has a form for a function, %%launchpad for a cell"); form.draw(f); };
   const drawPane = () => pane.draw(model.get("pane")), drawLanes = () => { for (const c of shown.values()) c.lanes(); };
   const left = () => { gone = true; lost.hidden = false; root.classList.add("dtnb-gone"); for (const c of shown.values()) c.gone(); };
   const alive = () => { if (document.visibilityState === "visible" && root.isConnected) send({ request: "alive" }); };

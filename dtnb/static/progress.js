@@ -129,6 +129,7 @@ export function cellRow(cells, i, metric, unit) {
 function h(tag, name, ...inside) {
   const node = document.createElement(tag);
   if (name) node.className = name;
+  if (/^(button|input|select|textarea|canvas|pre|div)$/.test(tag)) node.setAttribute("data-lm-suppress-shortcuts", "true");   // JupyterLab asks the focused element first, and its own Enter and arrows stay out
   node.append(...inside);
   return node;
 }
@@ -330,7 +331,6 @@ function render({ model, el }) {
   bar.bar.classList.add("dtnb-job");
   lanes.setAttribute("role", "list");
   live.setAttribute("aria-live", "polite");
-  root.setAttribute("data-lm-suppress-shortcuts", "true");   // JupyterLab's own Enter and arrows stay out while the focus is in here
   el.append(root);
 
   /** @type {Map<number, ReturnType<typeof lane>>} */ const shown = new Map();
