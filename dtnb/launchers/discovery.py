@@ -291,5 +291,6 @@ def test_only(script: str, cwd: str | None = None, timeout: float = 60) -> tuple
     "Whether Slurm would take a script, in its own words. Raises `SlurmError` if it does not answer"
     try: done = subprocess.run(["sbatch", "--test-only"], input=script, capture_output=True, text=True, errors="replace", timeout=timeout, env=clean_env(os.environ), cwd=cwd)
     except FileNotFoundError: raise SlurmError("sbatch is not here: this machine can't submit to Slurm") from None
+    except OSError as err: raise SlurmError(f"sbatch could not be started: {err}") from None
     except subprocess.TimeoutExpired: raise SlurmError(f"sbatch has not answered in {timeout:.0f} s") from None
     return done.returncode == 0, re.sub(r"^sbatch: (error: )?", "", (done.stderr + done.stdout).strip(), flags=re.M)
