@@ -1,7 +1,7 @@
 """Record traces of a small transformer that DDP trains with gloo: `python benchmarks/make_trace.py FOLDER [--ranks 4] [--events 260000]`.
 
 Each rank writes FOLDER/rank0.json.gz, ... by torch.profiler, with shapes and memory. The number of steps is chosen so that each has about as many events (with a duration) as wanted."""
-import argparse, gzip, json, os, socket
+import argparse, gzip, json, multiprocessing, os, socket, time
 from pathlib import Path
 
 
@@ -46,13 +46,20 @@ def rank_main(rank, ranks, events, folder, port):
 
 def make(folder, ranks: int = 4, events: int = 260_000) -> list[Path]:
     "Record; returns the files"
-    import torch.multiprocessing as mp
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    mp.spawn(rank_main, (ranks, events, folder, port), nprocs=ranks)
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=rank_main, args=(r, ranks, events, folder, port), daemon=True) for r in range(ranks)]
+    for p in processes: p.start()
+    while any(p.is_alive() for p in processes) and not any(p.exitcode for p in processes): time.sleep(.05)
+    failed = [r for r, p in enumerate(processes) if p.exitcode]
+    for p in processes:
+        if failed: p.terminate()
+        p.join()
+    if failed: raise RuntimeError(f"recording failed on rank {failed[0]}: its error is above")
     return [folder / f"rank{r}.json.gz" for r in range(ranks)]
 
 

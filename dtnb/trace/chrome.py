@@ -82,6 +82,16 @@ _LONG = 500                            # characters of one argument
 IDS = """External id|external id|Ev Idx|Record function id|Sequence number|Fwd thread id|Python id|Python parent id|Python module id|correlation|queued|cbid|Addr|graph node id|
          cuda_record_event_corr_id|wait_on_cuda_event_record_corr_id|memory bandwidth (GB/s)|run_id|group_id|producer_id|consumer_id|correlation_id|_src|_r|_c|_p|_pt|_ct"""
 IDS = frozenset(x.strip() for x in IDS.split("|"))
+
+def _said(raw: bytes) -> str:
+    "JSON without ids, and without the end of what is very long"
+    try: args = json.loads(raw.decode("utf-8", "replace"), strict=False)
+    except ValueError: args = {}
+    if not isinstance(args, dict): return ""
+    args = {k: v if len(t := json.dumps(v, ensure_ascii=False)) <= _LONG else t[:_LONG] + "…" for k, v in args.items() if k not in IDS}
+    return json.dumps(args, separators=(",", ":"), ensure_ascii=False) if args else ""
+
+# %% ../../nbs/trace/11_chrome.ipynb #8cad6ca0
 _ID = re.compile(rb'"(?:%b)"\s*:\s*(?:"[^"]*"|[-+.\w]+)\s*,?\s*' % b"|".join(re.escape(x).encode() for x in sorted(IDS)))
 _INNER, _LAST, _DIGITS = b'"Concrete Inputs"', b'"Ev Idx"', b"0123456789"
 
@@ -97,7 +107,7 @@ class Arguments:
         else: around, part = raw, b""
         if (known := around.translate(None, _DIGITS)) in self.plain and (got := self.seen.get(part)) is not None: return got
         short = _ID.sub(b"", raw)
-        if (got := self.seen.get(short)) is None: got = self.remember(short, self.number(self.text(raw)))
+        if (got := self.seen.get(short)) is None: got = self.remember(short, self.number(_said(raw)))
         if not _ID.sub(b"", around).strip(b"{}, \r\n\t"):
             if len(self.plain) < 1000: self.plain.add(known)
             if not _ID.search(part): self.remember(part, got)
@@ -112,29 +122,26 @@ class Arguments:
         if not got and text and len(self.table) <= ARGS: got = self.table[text] = len(self.table)
         return got
 
-    def text(self, raw: bytes) -> str:
-        "JSON without ids, and without the end of what is very long"
-        try: args = json.loads(raw.decode("utf-8", "replace"), strict=False)
-        except ValueError: args = {}
-        if not isinstance(args, dict): return ""
-        args = {k: v if len(t := json.dumps(v, ensure_ascii=False)) <= _LONG else t[:_LONG] + "…" for k, v in args.items() if k not in IDS}
-        return json.dumps(args, separators=(",", ":"), ensure_ascii=False) if args else ""
-
 # %% ../../nbs/trace/11_chrome.ipynb #03514cae
-_CUT = re.compile(rb"\}\s*,(?=\s*\{)")
+_CUT, _FRACTION = re.compile(rb"\}\s*,(?=\s*\{)"), re.compile(rb'"ts"\s*:\s*\d+\.\d*[1-9]')
 TRIES, WINDOW = 4, 1 << 16             # cuts that are tried; the bytes at the end of a piece in which they are looked for
 
-def _exact(events) -> bool: return not any(e.ts >= EXACT and e.ts % 1 for e in events)
+def _exact(events, text) -> bool:
+    "Do floats hold these times to the nanosecond?"
+    return not any(e.ts >= EXACT for e in events) or not _FRACTION.search(text)
 
 def _read(text: bytes) -> list[Event]:
     "The events of a list. Raises `EOFError` where the list is not whole or not all, `ValueError` where it cannot be read"
     try:
-        if _exact(events := _list.decode(text)): return events
+        if _exact(events := _list.decode(text), text): return events
     except msgspec.ValidationError: pass
     except msgspec.DecodeError as err:
         if "truncated" in str(err) or "trailing" in str(err): raise EOFError from None
     except UnicodeDecodeError: pass
-    return _events(_mended(text))
+    try: return _events(_mended(text))
+    except json.JSONDecodeError as err:
+        if err.msg == "Extra data": raise EOFError from None
+        raise
 
 def _cut(buf: bytes) -> tuple[list, bytes]:
     "Events, and what is left. No events: more must be read first. Raises `ValueError` if no event can be read"
@@ -157,13 +164,13 @@ def _last(head: bytes | None, rest: bytes) -> tuple[list, dict]:
     text = b'%b"traceEvents":[%b' % (head, rest)
     try:
         got = _file.decode(text)
-        if _exact(got.traceEvents): return got.traceEvents, {k: getattr(got, k) for k in _File.__struct_fields__[1:]}
+        if _exact(got.traceEvents, text): return got.traceEvents, {k: getattr(got, k) for k in _File.__struct_fields__[1:]}
     except msgspec.ValidationError: pass
     except msgspec.DecodeError as err:
         if "truncated" in str(err): raise EOFError from None
     except UnicodeDecodeError: pass
     got = _mended(text)
-    return _events(got.pop("traceEvents")), got
+    return _events(got.pop("traceEvents")), json.loads(json.dumps(got, default=float))
 
 # %% ../../nbs/trace/11_chrome.ipynb #335b3c7b
 PIECE = 4 << 20                       # bytes of text that are read at once
@@ -176,10 +183,10 @@ def _pieces(file, size):
     if buf[:1] == b"[": buf = buf[1:]
     else:
         while not (found := _HEAD.search(buf)):
-            if not (more := file.read(size)): raise ValueError("it has no traceEvents")
+            if not (more := file.read(max(size, len(buf)))): raise ValueError("it has no traceEvents")
             buf += more
         head, buf = buf[:found.start()], buf[found.end():]
-    while more := file.read(max(size - len(buf), size // 4)):
+    while more := file.read(max(size - len(buf), len(buf))):   # a piece without a cut grows to twice its size
         events, buf = _cut(buf + more)
         if events: yield events, {}
     yield _last(head, buf)
@@ -190,4 +197,4 @@ def pieces(path: Path, size: int = PIECE):
     try:
         with (gzip.open if zipped else open)(path, "rb") as f: yield from _pieces(f, size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as err: raise ValueError(f"{path} ends too early or is damaged{f' ({err})' if str(err) else ''}: was its writer stopped, or a copy cut off? Copy or record it again") from None
-    except ValueError as err: raise ValueError(f"{path} is not a trace that can be read: {err}. Wanted: Chrome's JSON, as torch.profiler's export_chrome_trace writes it, or a .dtt of dtnb's") from None
+    except (ValueError, RecursionError) as err: raise ValueError(f"{path} is not a trace that can be read: {err}. Wanted: Chrome's JSON, as torch.profiler's export_chrome_trace writes it, or a .dtt of dtnb's") from None

@@ -135,7 +135,7 @@ def _tracks(keys: list, counts: list, labels: dict) -> list[Track]:
     names = []
     for (pid, tid), (label, process), kind, count in zip(keys, said, kinds, counts):
         on_gpu = process.startswith("/device:") or any(x.cat in GPU for x in count)
-        short = label if on_gpu else _inner(label)
+        short = "profiler" if all(x.cat == "overhead" for x in count) else label if on_gpu else _inner(label)
         name = "main" if kind == "main" else short or f"{'stream' if on_gpu else 'thread'} {tid}"
         names.append(f"{process if process.startswith('/device:') else f'GPU {pid}'} {name}" if on_gpu and several else name)
     again = [n if names.count(n) == 1 else f"{n} {names[:i].count(n) + 1}" for i, n in enumerate(names)]
