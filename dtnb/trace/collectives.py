@@ -44,7 +44,7 @@ def _named(c: Columns, pattern, cats) -> np.ndarray:
     found = np.flatnonzero(hit[c.name])
     return found[np.argsort(c.ts[found], kind="stable")]
 
-_CALL, _WORK, _KERNEL = re.compile(r"c10d::"), re.compile(r"(gloo|mpi|ucc|xccl|hccl):"), re.compile(r"[nr]ccl\w*Kernel")
+_CALL, _WORK, _KERNEL = re.compile(r"c10d::"), re.compile(r"(gloo|mpi|ucc|xccl|hccl):"), re.compile(r"[nr]ccl\w*Kernel|(all-(reduce|gather|to-all)|reduce-scatter)(?!-done)\b")   # XLA's names, too
 
 # %% ../../nbs/trace/14_collectives.ipynb #c0903962
 def _pair(c: Columns, launches, works) -> np.ndarray:
@@ -62,7 +62,7 @@ def _pair(c: Columns, launches, works) -> np.ndarray:
     return end
 
 # %% ../../nbs/trace/14_collectives.ipynb #81089934
-_CPU, _GPU = ("cpu_op", "user_annotation", ""), ("kernel",)
+_CPU, _GPU = ("cpu_op", "user_annotation", ""), ("kernel", "")
 
 def _group(args: str) -> str:
     "The process group that a kernel's arguments name"

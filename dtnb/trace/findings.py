@@ -159,7 +159,9 @@ def alike(f: Facts) -> list[Finding]:
     for part, share in SHARES.items():
         ms = _mean(f.parts[part]) - (waits if part == Part.EXPOSED else 0)
         if not f.numbers or not ms >= share * f.step: continue
-        every = "" if len(f.ranks) == 1 else " on every rank" if np.nanmin(_mean(f.parts[part], 1)) >= share * f.step else " on average"
+        each = _mean(f.parts[part], 1) >= share * f.step
+        if each.sum() <= len(each) / 2: continue
+        every = "" if len(each) == 1 else " on every rank" if each.all() else " on most ranks"
         op = max(f.comm, key=f.comm.get, default="") if part == Part.EXPOSED else ""
         advice = "open the other ranks' traces with this one: is it the sending, or a wait for one of them?" if part == Part.EXPOSED and not f.matched else _ADVICE.get(part) or _overhead(f)
         text = f"{said(ms)} of {f.long} go to {_WORDS[part]}{every}{f', most of it in {op}' if op else ''}: {advice}"
