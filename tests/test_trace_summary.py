@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from conftest import SLOW
+from cuda_trace import traces
 from dtnb.trace.columns import Columns, Name, Track, pack
 from dtnb.trace.convert import depths, read_trace
 from dtnb.trace.summary import SUMMED, Part, breakdown
@@ -197,6 +198,23 @@ def test_events_that_overlap_halfway_go_on_threads_of_their_own(tmp_path):
     c = columns([Track("main", "main")], [(0, MM, 0, 50), (0, MM, 30, 60), (0, MM, 35, 5), (0, MM, 95, 9)], rank=0, steps=[[1, -20, 100]], source="a")
     events, _ = strict(Timeline([c]).to_perfetto(tmp_path / "a.json"))
     assert sorted((e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["cat"] != "step") == [(.02, .05), (.05, .06), (.055, .005), (.115, .009)]
+
+
+def test_kernels_on_a_gpu(tmp_path):
+    "Each stream runs one kernel at a time, so plain sums are the truth; NCCL's kernels are the collectives, by their process group"
+    for r, made in enumerate(traces(3, 6, slow={1: 4_000})): (tmp_path / f"rank{r}.json").write_text(json.dumps(made))
+    t = open_trace(tmp_path)
+    for r in range(3):
+        events = json.loads((tmp_path / f"rank{r}.json").read_text())["traceEvents"]
+        rows = t.steps[t.steps["rank"] == r].set_index("step")
+        for step in (e for e in events if e["name"].startswith("ProfilerStep#") and e["cat"] == "user_annotation"):
+            lo, hi = step["ts"], step["ts"] + step["dur"]
+            def within(kernels): return sum(max(0, min(e["ts"] + e["dur"], hi) - max(e["ts"], lo)) for e in kernels) / 1e3
+            nccl, other = ([e for e in events if e.get("cat") == "kernel" and e["name"].startswith("nccl") == is_nccl] for is_nccl in (True, False))
+            row = rows.loc[int(step["name"].split("#")[1])]
+            assert row.compute_ms + row.optimizer_ms == pytest.approx(within(other), abs=1e-4) and row.comm_exposed_ms + row.comm_overlapped_ms == pytest.approx(within(nccl), abs=1e-4)
+    assert t.matched_by == "their order" and t.own.op == ["all_reduce"] * 12 and t.own.group == ["0"] * 12
+    assert (t.findings[0].kind, t.findings[0].rank, t.findings[0].part) == ("slow", 1, Part.DATA) and "last in 12 of 12" in t.sentence
 
 
 # ---- clocks

@@ -20,7 +20,7 @@ from .convert import read_trace
 from .findings import facts, findings, said, slowdown
 from .intervals import NONE
 from .perfetto import write_chrome
-from .summary import Part, breakdown, on_gpu, ops as ops_of, peaks
+from .summary import Part, breakdown, on_gpu, ops as ops_of, peaks, steps_of
 
 # %% ../../nbs/trace/18_timeline.ipynb #730404d1
 def ranks_of(traces: list[Columns], files: list) -> tuple:
@@ -94,7 +94,7 @@ class Timeline:
     def breakdowns(self) -> list: return [breakdown(c, k) for c, k in zip(self.traces, self.calls)]
     @cached_property
     def own(self) -> Collectives:
-        steps = [np.array(c.meta.get("steps") or []).reshape(-1, 3) for c in self.traces]
+        steps = [steps_of(c) for c in self.traces]
         return match(self.calls, [(s[:, 0], s[:, 1], s[:, 1] + s[:, 2]) for s in steps])
     @cached_property
     def collectives(self) -> Collectives: return self.own.shifted(self.shift)
@@ -157,6 +157,12 @@ def ops(self: Timeline):
     "A DataFrame with a line for each rank and name, the largest self time first"
     lines = [dict(rank=r, name=o.name, cat=o.cat, calls=o.calls, total_ms=o.total_ns / 1e6, self_ms=o.self_ns / 1e6, mean_us=o.total_ns / 1e3 / o.calls) for r, found in zip(self.ranks, self.all_ops) for o in found]
     return _pandas().DataFrame(lines, columns="rank name cat calls total_ms self_ms mean_us".split())
+
+# %% ../../nbs/trace/18_timeline.ipynb #54e6138c
+@patch(as_prop=True)
+def memory(self: Timeline):
+    "A DataFrame with a line for each rank and device: the most bytes that it had allocated"
+    return _pandas().DataFrame([dict(rank=r, device=d, peak_bytes=b) for r, c in zip(self.ranks, self.traces) for d, b in peaks(c).items()], columns="rank device peak_bytes".split())
 
 # %% ../../nbs/trace/18_timeline.ipynb #4f278c02
 @patch
