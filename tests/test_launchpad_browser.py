@@ -103,6 +103,10 @@ def tour(lab, cluster, shots):
         assert again.get_by_label("Time limit", exact=True).input_value() == "10"
         again.locator(".dtnb-new", has_text="--time=10").wait_for(timeout=20_000)
         again.get_by_text("to start at").wait_for(timeout=20_000)
+        again.get_by_role("button", name="Ranks and logs").click()
+        p.page.wait_for_function("() => [...document.querySelectorAll('.dtnb-pad:not(.dtnb-gone) .dtnb-card .dtnb-row')].filter(r => /node[12]/.test(r.innerText)).length === 4", timeout=30_000)
+        p.page.wait_for_timeout(400)
+        again.screenshot(path=str(shots / "launchpad.png"))
         p.page.set_viewport_size(dict(width=760, height=1250))
         p.shot(shots / "launchpad-narrow.png")
         p.page.set_viewport_size(dict(width=1400, height=1250))
