@@ -99,5 +99,5 @@ def efficiency(job: Job, view: JobView) -> str:
     if job.spec.launcher != "Slurm" or not view.state.ended or not number: return ""
     told = None
     with contextlib.suppress(SlurmError, subprocess.TimeoutExpired):
-        if has_accounting(): told = parse_efficiency(ask("sacct", "-n", "-X", "-P", "-j", number, "-o", "ElapsedRaw,AllocCPUS,TotalCPU"))
+        if has_accounting(): told = parse_efficiency(ask("sacct", "-n", "-P", "-j", number, "-o", "JobIDRaw,ElapsedRaw,AllocCPUS,TotalCPU"))
     return f"CPU efficiency {100 * told:.0f}%" if told and told >= .005 else "CPU efficiency: not collected"

@@ -254,6 +254,7 @@ def _draw_jobs(self: Launchpad, known: Snapshot, budget: float = 1.0) -> dict:
 
 @patch
 def _spent(self: Launchpad, name):
+    time.sleep(2)                                # accounting hears of an end a moment later
     with contextlib.suppress(DtnbError, ValueError):
         job = open_job(name)
         self.shelf.spent[name] = efficiency(job, job.view)
