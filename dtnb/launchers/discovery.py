@@ -255,6 +255,7 @@ def _run(self: Discoverer):
         try: new, error = self._ask(began), ""
         except SlurmError as err: new, error = {}, str(err)
         except subprocess.TimeoutExpired as err: new, error = {}, f"{err.cmd[0]} gave up after {err.timeout:.0f} s"
+        except (ValueError, TypeError, LookupError) as err: new, error = {}, f"its answer is not understood: {err!r}"
         with self.lock:
             if conf == self.conf and conf == os.environ.get("SLURM_CONF"):
                 self.error, self.rounds = error, self.rounds + 1
