@@ -9,7 +9,7 @@
 /** @typedef {{rank: number, host: string, label: string, offset: number, events: number, classes: number[], names: [string, string][], tracks: Track[], rows: [number, number, number][],
  *   steps: [number, number, number][], memory: Record<string, [number[], number[]]>}} RankInfo */
 /** @typedef {{rank: number, step: number, compute: number, exposed: number, overlapped: number, data: number, optimizer: number, other: number, last: number, caused: number}} Share */
-/** @typedef {{title: string, span: number, events: number, bins: number, ranks: RankInfo[], sentence: string, notes: string[], shares: Share[], heat: {steps: number[], own: number[][], total: number[][]},
+/** @typedef {{title: string, span: number, events: number, bins: number, room: number, ranks: RankInfo[], sentence: string, notes: string[], shares: Share[], heat: {steps: number[], own: number[][], total: number[][]},
  *   collectives: {names: string[], name: number[], step: number[], n: number, by: string}, moment: string, link: string}} Scene */
 /** @typedef {{scene: Scene, buffers: DataView[]}} Data */
 /** @typedef {{open: () => Promise<Data>, range: null|((a: number, b: number) => Promise<?DataView[]>), find: null|((text: string, t: number, r: number, row: number, way: number) => Promise<any>), link: (moment: string) => string, close: ?(() => void)}} Source */
@@ -374,8 +374,8 @@ async function view(root, data, source) {
   const actions = h("span", "dtl-actions", button("dtl-copy", source.close ? "Copy the call that comes back to this moment" : "Copy a link to this moment", "Copy link", copy), ...(source.close ? [button("dtl-close", "Close the timeline, show the picture", "Close", source.close)] : []));
   const head = h("header", "dtl-head", h("b", "dtl-title", scene.title), facts, actions);
   set(facts, [`${R} rank${R > 1 ? "s" : ""}`, scene.heat.steps.length ? `${scene.heat.steps.length} step${scene.heat.steps.length > 1 ? "s" : ""}` : "", `${count(scene.events)} events`, time(scene.span)].filter(x => x).join(" · "));
-  const notes = h("ul", "dtl-notes", ...scene.notes.map(n => h("li", "", n)));
-  root.append(head, ...(scene.sentence ? [h("p", "dtl-sentence", scene.sentence)] : []), ...(scene.notes.length ? [notes] : []), summary(), tools, h("div", "dtl-stage", h("div", "dtl-top", corner, ruler), scroller, tip), details, live);
+  const notes = h("div", "dtl-notes", ...scene.notes.map(n => h("div", "", n)));
+  root.append(head, ...(scene.sentence ? [h("div", "dtl-sentence", scene.sentence)] : []), ...(scene.notes.length ? [notes] : []), summary(), tools, h("div", "dtl-stage", h("div", "dtl-top", corner, ruler), scroller, tip), details, live);
   root.setAttribute("data-lm-suppress-shortcuts", "true");
 
   // ---- colours, lanes
@@ -406,7 +406,7 @@ async function view(root, data, source) {
       const group = { kind: "head", r, y, h: HEAD, to: 0 };
       lanes.push(group);
       if (!r.open) {
-        const rows = r.order.flatMap(t => r.rows.map((row, k) => ({ row, k })).filter(x => x.row.track === t && x.row.n)).slice(0, 16), each = Math.max(1, Math.floor((HEAD - 4) / Math.max(1, rows.length)));
+        const rows = r.order.flatMap(t => r.rows.map((row, k) => ({ row, k })).filter(x => x.row.track === t && x.row.n)).slice(0, 16), each = (HEAD - 4) / Math.max(1, rows.length);
         rows.forEach(({ k }, j) => lanes.push({ kind: "row", r, row: k, y: y + 2 + j * each, h: each, thin: true }));
         y += HEAD;
       } else {
@@ -507,6 +507,7 @@ async function view(root, data, source) {
   }
 
   const widths = /** @type {Map<string, number>} */ (new Map());
+  const wide_ = (/** @type {string} */ text) => { let w = widths.get(text); if (w === undefined) { if (widths.size > 20_000) widths.clear(); w = gb.measureText(text).width; widths.set(text, w); } return w; };
   /** @param {any[]} texts */
   function names(texts) {
     gb.font = `11px ${getComputedStyle(root).fontFamily}`;
@@ -515,10 +516,9 @@ async function view(root, data, source) {
       const l = texts[n], y = texts[n + 1], wide = texts[n + 2], t = l.r.trace, { color, dim, hit } = l.r.look;
       for (let i = 0; i < wide.length; i += 3) {
         const id = t.name[wide[i]], text = t.names[id][0], c = hit && !hit[id] ? dim[id] : color[id], x0 = wide[i + 1] / dpr, room = (wide[i + 2] - wide[i + 1]) / dpr - 8;
-        let w = widths.get(text);
-        if (w === undefined) { w = gb.measureText(text).width; widths.set(text, w); }
-        const fits = w <= room ? text : room < 18 ? "" : `${text.slice(0, Math.max(1, Math.floor(text.length * (room - 7) / w)))}…`;
-        if (!fits) continue;
+        let fits = text, w = wide_(text);
+        for (let left = text.length; w > room && left > 1;) { left = Math.max(1, Math.min(left - 1, Math.floor(left * (room - 6) / w))); fits = `${text.slice(0, left)}…`; w = wide_(fits); }
+        if (w > room || room < 14) continue;
         gb.fillStyle = hit && !hit[id] ? colors.soft.text : dark(c) ? "#fff" : "#1b1f24";
         gb.fillText(fits, x0 + 4, y + (l.h - 1) / 2 + 0.5);
       }
@@ -532,7 +532,8 @@ async function view(root, data, source) {
       if (l.kind !== "head" || l.to < top || l.y > top + height) continue;
       gb.fillStyle = colors.rule.text;
       if (l.r.open) gb.fillRect(0, l.y - top, width, 1);
-      for (const [, start, dur] of l.r.info.steps) for (const t of [start, start + dur]) {
+      const steps = l.r.info.steps, dense = steps.length > 2 && (steps[steps.length - 1][1] - steps[0][1]) / steps.length / (now.b - now.a) * width < 7;
+      if (!dense) for (const [, start, dur] of steps) for (const t of [start, start + dur]) {
         const px = Math.round(x(t + l.r.off));
         if (px >= 0 && px <= width) gb.fillRect(px, l.y - top, 1, l.to - l.y - 3);
       }
@@ -568,16 +569,17 @@ async function view(root, data, source) {
     gr.font = `11px ${getComputedStyle(root).fontFamily}`;
     gr.textBaseline = "middle";
     const first = ranks.find(r => r.info.steps.length);
+    const mean = first ? first.info.steps.reduce((sum, s) => sum + s[2], 0) / first.info.steps.length / (now.b - now.a) * width : 1, every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find(k => k * mean >= 34) ?? 5000;
     first?.info.steps.forEach(([n, start, dur], i) => {
       const x0 = x(start + first.off), x1 = x(start + dur + first.off);
       if (x1 < 0 || x0 > width) return;
-      gr.globalAlpha = i % 2 ? 0.1 : 0.2;
+      gr.globalAlpha = (every === 1 ? i : Math.floor(n / every)) % 2 ? 0.1 : 0.2;
       gr.fillStyle = colors.soft.text;
       gr.fillRect(x0, 0, Math.max(1, x1 - x0), 18);
       gr.globalAlpha = 1;
       const text = x1 - x0 > 64 ? `step ${n}` : `${n}`, w = gr.measureText(text).width, l = Math.max(x0, 0), rr = Math.min(x1, width);
       gr.fillStyle = colors.ink.text;
-      if (rr - l > w + 6) gr.fillText(text, (l + rr - w) / 2, 9.5);
+      if (every === 1 ? rr - l > w + 6 : n % every === 0) gr.fillText(text, every === 1 ? (l + rr - w) / 2 : Math.max(2, Math.min(width - w, x0 + 2)), 9.5);
     });
     const step = tick(now.b - now.a, width / 110), from0 = tickBase(now.a, now.b);
     set(corner, from0 ? `from ${tickLabel(from0, 10 ** Math.ceil(Math.log10(now.b - now.a)), from0)}` : "");
@@ -769,7 +771,7 @@ async function view(root, data, source) {
   }
 
   /** @param {[string, string][]} pairs */
-  function list(pairs) { return h("dl", "dtl-pairs", ...pairs.flatMap(([k, v]) => [h("dt", "", k), h("dd", "", v)])); }
+  function list(pairs) { return h("div", "dtl-pairs", ...pairs.flatMap(([k, v]) => [h("span", "dtl-soft", k), h("span", "dtl-said", v)])); }
 
   function drawDetails() {
     details.replaceChildren();
@@ -805,7 +807,7 @@ async function view(root, data, source) {
       show(first - spread * 0.4, Math.max(...all.map(a => a.e)) + spread * 0.4);
     });
     const prev = button("", "The collective before", "◀", () => jump(k - 1)), next = button("", "The next collective", "▶", () => jump(k + 1));
-    return h("div", "dtl-together", h("p", "", title), table, h("span", "dtl-group", around, prev, next));
+    return h("div", "dtl-together", h("div", "", title), table, h("span", "dtl-group", around, prev, next));
   }
 
   /** @param {number} k */
@@ -826,7 +828,7 @@ async function view(root, data, source) {
     const [a, b] = /** @type {[number, number]} */ (range), there = ranks.filter(r => r.trace && r.detail && a >= r.detail[0] && b <= r.detail[1]);
     const clear = button("dtl-x", "Clear the range (Escape)", "×", () => { range = null; drawDetails(); ask(); over.focus({ preventScroll: true }); }), zoomIn = button("", "Zoom to this range (Enter)", "Zoom to it", () => show(a, b));
     details.append(h("div", "dtl-detail-head", h("b", "", time(b - a)), h("span", "dtl-soft", `from ${time(a)} to ${time(b)}; self time of the main thread by kind, and the names with most of it on all threads`), h("span", "dtl-spring"), zoomIn, clear));
-    if (!there.length) { details.append(h("p", "dtl-soft", "Zoom in until the events of this range are loaded; then select it again.")); return; }
+    if (!there.length) { details.append(h("div", "dtl-soft", "Zoom in until the events of this range are loaded; then select it again.")); return; }
     const rows = there.map(r => {
       const t = /** @type {Trace} */ (r.trace), mainOnly = selfTimes(t, a - r.off, b - r.off, k => k.kind === "main"), all = selfTimes(t, a - r.off, b - r.off, k => k.kind !== "python");
       const by = new Float64Array(CLASSES.length);
@@ -886,7 +888,7 @@ async function view(root, data, source) {
   function more() {
     if (whole || !source.range) return;
     const w = now.b - now.a, missing = ranks.some(r => !r.detail || now.a < r.detail[0] || now.b > r.detail[1]), key = `${Math.round(now.a)}-${Math.round(now.b)}`;
-    if (!missing || scene.events * w / scene.span > 250_000 || asked === key) return;
+    if (!missing || scene.events * 2.5 * w / scene.span > scene.room || asked === key) return;
     clearTimeout(later);
     later = setTimeout(async () => {
       asked = key;
@@ -1070,7 +1072,7 @@ async function view(root, data, source) {
       grid.append(h("b", "", `rank ${s.rank}`), bar, h("span", "dtl-number", `${s.step.toFixed(s.step < 100 ? 2 : 1)} ms`), last);
     }
     const keys = h("div", "dtl-legend", ...[...PARTS, /** @type {const} */ ("overlapped")].filter(p => there.has(p)).map(p => { const i = h(p === "overlapped" ? "u" : "i", ""); i.style.background = p === "overlapped" ? "" : `var(--dtl-part-${p})`; return h("span", "", i, PART_WORDS[p]); }));
-    return h("section", "dtl-shares", h("h4", "", "A step, by rank"), grid, keys);
+    return h("section", "dtl-shares", h("div", "dtl-what", "A step, by rank"), grid, keys);
   }
 
   function heat() {
@@ -1099,7 +1101,7 @@ async function view(root, data, source) {
       g.globalAlpha = 1;
       if (document.activeElement === canvas) { g.strokeStyle = colors.ink.text; g.lineWidth = 1.5; g.strokeRect(cell.s * cw + 0.75, cell.r * ch + low / 2, cw - 1.5, ch - low); }
     }
-    const tell = () => { const v = own[cell.r]?.[cell.s]; set(said, v == null || v < 0 ? `rank ${scene.ranks[cell.r]?.rank}: no step ${steps[cell.s]}` : `rank ${scene.ranks[cell.r].rank}, step ${steps[cell.s]}: ${v.toFixed(2)} ms of its own in ${all[cell.r][cell.s].toFixed(2)} ms`); };
+    const tell = (at_ = cell) => { const cell = at_, v = own[cell.r]?.[cell.s]; set(said, v == null || v < 0 ? `rank ${scene.ranks[cell.r]?.rank}: no step ${steps[cell.s]}` : `rank ${scene.ranks[cell.r].rank}, step ${steps[cell.s]}: ${v.toFixed(2)} ms of its own in ${all[cell.r][cell.s].toFixed(2)} ms`); };
     const goTo = () => {
       const r = ranks[cell.r], s = r?.info.steps.find(([n]) => n === steps[cell.s]);
       if (!s) return;
@@ -1108,10 +1110,10 @@ async function view(root, data, source) {
       if (l) scroller.scrollTop = l.y;
       live.textContent = said.textContent;
     };
-    const place = (/** @type {MouseEvent} */ e) => { cell = { s: Math.min(S - 1, Math.floor(e.offsetX / cw)), r: Math.min(R - 1, Math.floor(e.offsetY / ch)) }; tell(); };
-    canvas.addEventListener("pointermove", place);
+    const under = (/** @type {MouseEvent} */ e) => ({ s: Math.max(0, Math.min(S - 1, Math.floor(e.offsetX / cw))), r: Math.max(0, Math.min(R - 1, Math.floor(e.offsetY / ch))) });
+    canvas.addEventListener("pointermove", (/** @type {MouseEvent} */ e) => tell(under(e)));
     canvas.addEventListener("pointerleave", idle);
-    canvas.addEventListener("click", (/** @type {MouseEvent} */ e) => { place(e); goTo(); });
+    canvas.addEventListener("click", (/** @type {MouseEvent} */ e) => { cell = under(e); draw(); tell(); goTo(); });
     canvas.addEventListener("focus", () => { draw(); tell(); });
     canvas.addEventListener("blur", () => { draw(); idle(); });
     canvas.addEventListener("keydown", (/** @type {KeyboardEvent} */ e) => {
@@ -1122,7 +1124,7 @@ async function view(root, data, source) {
     });
     idle();
     redraws.push(draw);
-    return h("section", "dtl-heats", h("h4", "", "Own time of each rank in each step, without its waiting"), h("div", "", canvas), said);
+    return h("section", "dtl-heats", h("div", "dtl-what", "Own time of each rank in each step, without its waiting"), h("div", "", canvas), said);
   }
 
   // ---- begin and end
@@ -1141,7 +1143,7 @@ async function view(root, data, source) {
   paint();
   if (scene.moment) restore(scene.moment);
   return {
-    restore, moment, ranks, scene, now,
+    restore, moment, ranks, scene, now, lanes: () => lanes.filter(l => l.kind === "row").map(l => ({ r: l.r.i, row: l.row, y: l.y - scroller.scrollTop, h: l.h, squeezed: !!l.thin })),
     /** For tests and benchmarks: draw this part at once. @param {number} a @param {number} b */
     at(a, b) { show(a, b, true); cancelAnimationFrame(waiting); frame(); },
     stop() { gone = true; cancelAnimationFrame(waiting); clearTimeout(later); clearTimeout(soon); sizes.disconnect(); themes.disconnect(); darkness.removeEventListener("change", themed); root.replaceChildren(); },
@@ -1211,6 +1213,7 @@ function mount(el, source, opened, over) {
       bar.style.display = "none";
       el.append(root);
       shown = await view(root, { ...got, scene: { ...got.scene, moment: moment || got.scene.moment } }, { ...source, close: stop });
+      /** @type {any} */ (root).timeline = shown;
       picture(false);
       performance.measure("dtnb-timeline", { start: begun, end: performance.now() });
       root.querySelector(".dtl-over")?.focus({ preventScroll: true });

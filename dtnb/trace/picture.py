@@ -228,9 +228,9 @@ def _ranks(t: Timeline) -> str:
     shown = sorted(sorted(found, key=lambda s: -s["caused"])[:ROWS], key=lambda s: s["rank"])
     longest, parts = max((s["step"] for s in found), default=0) or 1, [k for k in _PARTS if any(s[k] > 0 for s in found)]
     last = any(s["last"] for s in found)
-    lines = [[_td(_tag("b", "", f"rank {s['rank']}"), right=False), _td(_bar(s, longest), right=False), _td(f"{s['step']:.4g} ms"), *(_td(f"{s[k]:.3g}") for k in parts), *([_td(str(s["last"] or ""))] if last else [])] for s in shown]
+    lines = [[_td(_tag("b", "", f"rank {s['rank']}"), right=False), _td(_bar(s, longest), right=False), _td(f"{s['step']:.4g}"), *(_td(f"{s[k]:.3g}") for k in parts), *([_td(str(s["last"] or ""))] if last else [])] for s in shown]
     key = {k: f'{_tag("span", f"color:#{_COLORS[color]}", "■")} {word}' for k, (word, color) in _PARTS.items()}
-    head = _head("", "the whole" if t.facts.whole else "a step", "", *(key[k] for k in parts), *(["came last in"] if last else []))
+    head = _head("", "the whole, ms" if t.facts.whole else "a step, ms", "", *(key[k] for k in parts), *(["came last in"] if last else []))
     more = _tag("div", _QUIET, f"and {len(found) - len(shown)} more ranks") if len(found) > len(shown) else ""
     return _table(head, *lines) + more
 

@@ -35,7 +35,7 @@ def scene(t: Timeline, whole: bool = True, moment: str = "") -> dict:
     "All but the events. `whole`: the browser gets the events, not bins of them"
     f, m = t.facts, t.collectives
     own, names = own_time(t), list(dict.fromkeys(m.op))
-    return dict(title="Timeline", span=span_of(t), events=sum(map(len, t.traces)), bins=0 if whole else BINS, ranks=[_rank(t, i, whole) for i in range(len(t.ranks))], sentence=t.sentence, notes=notes(t), shares=shares(t),
+    return dict(title="Timeline", span=span_of(t), events=sum(map(len, t.traces)), bins=0 if whole else BINS, room=RANGE, ranks=[_rank(t, i, whole) for i in range(len(t.ranks))], sentence=t.sentence, notes=notes(t), shares=shares(t),
                 heat=dict(steps=[] if f.whole else f.numbers, own=[[_number(x) for x in line] for line in own], total=[[_number(x) for x in line] for line in f.dur]),
                 collectives=dict(names=names, name=[names.index(o) for o in m.op], step=m.step.tolist(), n=len(m), by=t.matched_by), moment=moment)
 
