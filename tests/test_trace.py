@@ -132,6 +132,7 @@ FAULTS = {
     "not UTF-8": (b'[{"ph":"X","name":"a\xff","ts":1,"dur":2}]', [("a\ufffd", 1000, 2000)]),
     "times as text": (b'[{"ph":"X","name":"a","ts":"1.5","dur":"0.25"}]', [("a", 1500, 250)]),
     "Unix times": (b'[{"ph":"X","name":"a","ts":1790857026000000.125,"dur":2},{"ph":"X","name":"b","ts":1790857026000000.126,"dur":1}]', [("a", 1790857026000000125, 2000), ("b", 1790857026000000126, 1000)]),
+    "whole Unix times": (b'[{"ph":"X","name":"a","ts":1790857026000123,"dur":2}]', [("a", 1790857026000123000, 2000)]),
     "no end of a bare list": (b'[{"ph":"X","name":"a","ts":1,"dur":2},\n', [("a", 1000, 2000)]),
     "missing fields": (b'{"traceEvents":[{"ph":"X"},{"ph":"X","ts":3},{"name":"x"},null,{},{"ph":"X","ts":null,"dur":1}],"x":1}', [("", 3000, 0)]),
     "begin and end": (b'[{"ph":"B","name":"a","tid":1,"ts":1},{"ph":"B","name":"b","tid":1,"ts":2},{"ph":"E","tid":2,"ts":2},{"ph":"E","tid":1,"ts":4},{"ph":"B","name":"open","tid":3,"ts":3},{"ph":"E","tid":1,"ts":5}]', [("a", 1000, 4000), ("b", 2000, 2000), ("open", 3000, 2000)]),

@@ -107,7 +107,7 @@ class Arguments:
         else: around, part = raw, b""
         if (known := around.translate(None, _DIGITS)) in self.plain and (got := self.seen.get(part)) is not None: return got
         short = _ID.sub(b"", raw)
-        if (got := self.seen.get(short)) is None: got = self.remember(short, self.number(_said(raw)))
+        if (got := self.seen.get(short)) is None: got = self.remember(short, self.number(_said(raw))) if len(self.table) <= ARGS else 0
         if not _ID.sub(b"", around).strip(b"{}, \r\n\t"):
             if len(self.plain) < 1000: self.plain.add(known)
             if not _ID.search(part): self.remember(part, got)
@@ -119,7 +119,7 @@ class Arguments:
 
     def number(self, text: str) -> int:
         got = self.table.get(text, 0)
-        if not got and text and len(self.table) <= ARGS: got = self.table[text] = len(self.table)
+        if not got and text: got = self.table[text] = len(self.table)
         return got
 
 # %% ../../nbs/trace/11_chrome.ipynb #03514cae
