@@ -217,7 +217,9 @@ def test_timeline_in_a_notebook(lab, tmp_path):
         p.page.reload()                                                                               # the kernel lives: the first twin opens again
         p.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.content?.model?.cells?.length > 0", timeout=90_000)
         p.page.get_by_role("button", name="Open the timeline").first.wait_for(timeout=60_000)
-        assert p.errors == []
+        p.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+        p.page.get_by_text("its kernel has gone").first.wait_for(timeout=60_000)
+        assert p.errors == [] and p.page.get_by_role("button", name="Open the timeline").first.is_disabled()
     saved = outputs(nb)
     assert {m for o in saved for m in o.get("data", ())} == {"text/html", "image/png", "text/plain"} and not json.loads(nb.read_text())["metadata"].get("widgets")
     assert len(json.dumps(saved[:2])) < 200_000

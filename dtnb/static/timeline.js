@@ -330,15 +330,16 @@ const TRACK_ORDER = ["main", "autograd", "comm", "gpu", "python", "other"];
 
 /** What each rank has, whether its events are here or only their bins. @param {Scene} scene @param {(Trace|Bins)[]} all */
 function ranksOf(scene, all) {
+  const worst = Math.max(0, ...scene.shares.map(s => s.caused)), few = scene.ranks.length <= 4;
   return scene.ranks.map((info, i) => {
-    const t = /** @type {any} */ (all[i]), whole = !scene.bins;
+    const t = /** @type {any} */ (all[i]), whole = !scene.bins, alone = scene.ranks.length === 1;
     let from = 0;
     const rows = whole ? t.rows : info.rows.map(([track, depth, n]) => { const row = { track, depth, from, n }; from += n; return row; });
     const tracks = whole ? t.tracks : info.tracks, names = whole ? t.names : info.names;
     const order = tracks.map((_, k) => k).sort((a, b) => TRACK_ORDER.indexOf(tracks[a].kind) - TRACK_ORDER.indexOf(tracks[b].kind) || a - b);
     return { info, i, off: info.offset, rows: /** @type {Row[]} */ (rows), tracks: /** @type {Track[]} */ (tracks), names: /** @type {[string, string][]} */ (names), order,
       trace: /** @type {?Trace} */ (whole ? t : null), bins: /** @type {?Bins} */ (whole ? null : t), detail: /** @type {?[number, number]} */ (whole ? [-Infinity, Infinity] : null),
-      memory: whole ? t.memory : info.memory, open: scene.ranks.length <= 8, deep: /** @type {Set<number>} */ (new Set()), look: /** @type {Look} */ (none), hits: /** @type {?Uint32Array[]} */ (null) };
+      memory: whole ? t.memory : info.memory, open: few || i === 0 || (worst > 0 && scene.shares[i]?.caused === worst), deep: /** @type {Set<number>} */ (new Set(alone ? order : [])), look: /** @type {Look} */ (none), hits: /** @type {?Uint32Array[]} */ (null) };
   });
 }
 
@@ -789,7 +790,7 @@ async function view(root, data, source) {
       facts.push(["in all", `${count(n)} call${n > 1 ? "s" : ""} on this rank, ${time(sum)}, ${time(sum / n)} each`]);
     }
     const given = argsOf(e.args);
-    details.append(h("div", "dtl-detail-head", key, h("b", "", w.name), h("span", "dtl-spring"), button("", "Zoom to this event (Enter)", "Zoom to it", () => reveal(e, true)), button("", "Find all events of this name", "Find all", () => { find.value = w.name; typed(); }), button("dtl-x", "Clear the selection (Escape)", "×", () => { pick(null); over.focus({ preventScroll: true }); })),
+    details.append(h("div", "dtl-detail-head", h("span", "dtl-picked", key, h("b", "", w.name)), h("span", "dtl-spring"), button("", "Zoom to this event (Enter)", "Zoom to it", () => reveal(e, true)), button("", "Find all events of this name", "Find all", () => { find.value = w.name; typed(); }), button("dtl-x", "Clear the selection (Escape)", "×", () => { pick(null); over.focus({ preventScroll: true }); })),
       h("div", "dtl-columns", list(facts), ...(shownColl >= 0 && R > 1 ? [together(shownColl)] : []), ...(given.length ? [list(given)] : [])));
   }
 
