@@ -1,4 +1,4 @@
-"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about half an hour; `run.py slurm` measures and writes that section alone. Nothing here passes or fails."""
+"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about half an hour; `run.py slurm` and `run.py timeline` measure and write one section alone. Nothing here passes or fails."""
 import json, os, platform, re, select, statistics, subprocess, sys, tempfile, time
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -137,6 +137,8 @@ def measure(tmp) -> dict:
         say("Slurm")
         slurm = measure_sessions("slurm.py", tmp, log)
         if "skipped" in slurm: say(slurm["skipped"])
+        say("timelines")
+        timelines = measure_sessions("timeline.py", tmp, log)
     steady.append(spin())
     say("imports")
     imports = measure_imports()
@@ -147,7 +149,7 @@ def measure(tmp) -> dict:
     say("the fold")
     folded = fold.costs(f"{tmp}/job")
     load.append(os.getloadavg()[0])
-    return dict(launches=launches, sessions=sessions, healing=healing, slurm=slurm, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
+    return dict(launches=launches, sessions=sessions, healing=healing, slurm=slurm, timelines=timelines, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
 
 
 # Writing --------------------------------------------------------------------------------------------------------------------
@@ -356,6 +358,7 @@ def machine(data) -> str:
 
 def readme(data) -> str:
     "The text of README.md"
+    import timeline
     return f"""# Benchmarks
 
 Written by `python benchmarks/run.py` (`make bench`) in {data["minutes"]:.1f} minutes; don't edit. The peers ran in the same run, in turn, on the same machine, so the ratios mean more than the seconds. Figures are the median (least - most).
@@ -399,6 +402,7 @@ ipyparallel: one fault, one restart of its engines, whose variables are lost. Th
 {table(["", *(f"dtnb, {n} ranks" for n in RANKS), *(f"ipyparallel, {n} ranks" for n in RANKS)], healing_rows(data))}
 
 {slurm_section(data["slurm"])}
+{timeline.section(data["timelines"])}
 ## An iteration of a watched loop
 
 Nanoseconds an iteration, the loop itself included. Inside a job the rank's reporter samples the loop ten times a second.
@@ -413,6 +417,11 @@ Nanoseconds an iteration, the loop itself included. Inside a job the rank's repo
 
 {table(["", "whole process, ms", "over bare Python, ms"], import_rows(data))}
 """
+
+def only_timeline(tmp):
+    "Measure and write that section alone"
+    import timeline
+    with open(f"{tmp}/log", "wb") as log: print(splice(timeline.section(measure_sessions("timeline.py", tmp, log))))
 
 def only_slurm(tmp):
     "Measure and write that section alone"
@@ -433,6 +442,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="dtnb-bench-") as tmp:
         os.environ.update(DTNB_HOME=f"{tmp}/home", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
         if sys.argv[1:] == ["slurm"]: return only_slurm(tmp)
+        if sys.argv[1:] == ["timeline"]: return only_timeline(tmp)
         data = measure(tmp)
     text = readme(data | dict(minutes=(time.time() - start) / 60))
     (HERE / "README.md").write_text(text)
