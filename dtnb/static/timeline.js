@@ -20,7 +20,7 @@ export const CLASSES = ["other", "compute", "backward", "comm", "data", "optimiz
 const CLASS_WORDS = ["other", "compute", "backward", "communication", "data loading", "optimizer", "copies", "spans", "Python"];
 const PARTS = /** @type {const} */ (["compute", "exposed", "data", "optimizer", "other"]);
 const PART_WORDS = { compute: "compute", exposed: "communication, exposed", overlapped: "communication, overlapped", data: "data loading", optimizer: "optimizer", other: "other" };
-const BLOCK = 16, FAINT = 0.2, ROW = 17, HEAD = 24, THIN = 5, DEEP = 14, GAP = 5, MEMORY = 30, MIN_SPAN = 50;
+const BLOCK = 16, FAINT = 0.2, ROW = 17, HEAD = 24, THIN = 5, DEEP = 14, GAP = 5, MEMORY = 30, MIN_SPAN = 50, FORGET = 300_000;
 
 // ---- columns: the bytes of dtnb.trace.columns
 
@@ -1179,7 +1179,10 @@ function initialize({ model }) {
   };
   const sweep = () => {
     for (const el of there) if (!mounted.has(el)) mounted.set(el, mount(/** @type {HTMLElement} */ (el), source, model.get("opened"), () => over));
-    for (const [el, m] of mounted) if (!el.isConnected && ++m.missing > 40) { m.stop(); mounted.delete(el); } else if (el.isConnected) m.missing = 0;
+    for (const [el, m] of mounted) {                              // a cell out of sight may be off the page for a while; one that ran again is gone
+      m.missing = el.isConnected ? 0 : m.missing || performance.now();
+      if (m.missing && performance.now() - m.missing > FORGET) { m.stop(); mounted.delete(el); }
+    }
   };
   let soon = 0;
   const seen = new MutationObserver(() => { soon ||= window.setTimeout(() => { soon = 0; sweep(); }, 60); });
