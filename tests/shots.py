@@ -50,12 +50,14 @@ def timeline(lab, shots):
         over = p.page.locator(".dtl-over").first
         over.wait_for(timeout=60_000)
         p.page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area').then(() => null)")
-        for i in (0, 2, 3): p.page.locator(".dtl-rank").nth(i).click()
+        p.page.evaluate("() => { const t = document.querySelector('.dtl').timeline; t.at(t.scene.span * .4, t.scene.span * .6) }")
         p.page.locator(".dtl-find").fill("c10d::allreduce_")
-        for _ in range(7): p.page.locator(".dtl-find").press("Enter")
+        for _ in range(40):                              # until one of the slow rank's
+            p.page.locator(".dtl-find").press("Enter")
+            p.page.wait_for_timeout(150)
+            if "rank 2 · main" in p.page.locator(".dtl-details").inner_text(): break
         p.page.locator(".dtl-find").fill("")
         p.page.get_by_role("button", name="Show this collective on all ranks").click()
-        over.press("s")
         still(p)
         p.page.evaluate("() => { const n = window.jupyterapp.shell.currentWidget.content; n.node.querySelector('.jp-WindowedPanel-outer, .jp-Notebook')?.scrollTo(0, 0); return null }")
         p.shot(shots / "timeline.png")
