@@ -79,6 +79,7 @@ class RankView:
     rss: int | None = None        # bytes
     gpu: int | None = None        # bytes
     error: dict | None = None     # type, message, traceback, peer_loss, t
+    traces: dict = field(default_factory=dict)    # recording -> what the rank last said of it: stage, n, steps, ...
     last_line: str = ""           # filled by the reader: text is in output.log, not in events
     attempt: int = 0
 
@@ -103,6 +104,8 @@ class RankView:
 
 # %% ../nbs/03_view.ipynb #93675e7a
 def _state(r, e):
+    if (said := e.get("trace")) and said.get("name"): r.traces[said["name"]] = said
+    if said and "state" not in e.data: return
     r.state = JobState(e.get("state", r.state))
     if e.attempt > r.attempt: r.attempt, r.error, r.ended, r.bars = e.attempt, None, None, {}
     r.host, r.pid = e.get("host", r.host), e.get("pid", r.pid)
