@@ -89,7 +89,10 @@ def _screen(job):
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None and getattr(shell, "kernel", None) is not None:
         from dtnb.widgets.progress import ProgressDisplay
-        return ProgressDisplay(on_cancel=lambda: threading.Thread(target=job.cancel, daemon=True).start())
+        def aside(fn): return lambda: threading.Thread(target=fn, daemon=True).start()
+        def record():
+            with contextlib.suppress(LaunchError): job.trace()   # it is over
+        return ProgressDisplay(aside(job.cancel), aside(record))
     from dtnb.widgets.twin import TerminalProgress
     return TerminalProgress(sys.stderr)
 

@@ -109,6 +109,7 @@ def _open(f, bar):
     sweep(f.reporter)
     watch = Watch(bar)
     watch.depth = f.reporter.open_loop(watch).depth
+    if report.on_step is not None: report.on_step(watch.depth, 0)
     return watch
 
 def open_bar(bar) -> Watch | None:
@@ -194,8 +195,7 @@ class _Loops:
         self.end(name)
         loop = Loop(total if total is None or 0 < total < math.inf else None, name, unit)
         loop.n = n
-        self.loops[name] = loop, (watch := open_bar(loop))
-        if report.on_step is not None and watch is not None: report.on_step(watch.depth, 0)
+        self.loops[name] = loop, open_bar(loop)
 
     def count(self, name, n=None):
         if name in self.loops:

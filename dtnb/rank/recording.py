@@ -154,6 +154,7 @@ def begin(self: Recording, t: int | None = None):
         except Exception as err: return self.fail(f"the profiler did not start: {err}")
         self.began, self.finder.fixed, self.rss = t or time.time_ns(), self.steps is not None, _rss()
         if t: self._mark(self.finder.count)
+        else: self.finder.begun = {"step": self.began}
         self.say("recording")
 
 @patch
@@ -211,8 +212,8 @@ def watch(self: Recording):
     if self.stage != "writing": return
     try: self._write()
     except Exception as err:
-        with contextlib.suppress(OSError): os.unlink(self.folder / f".trace-{self.name}.json")
-        self.fail(f"{err.strerror if isinstance(err, OSError) and err.strerror else err}")
+        self.fail(str(getattr(err, "strerror", None) or err))
+        for p in self.folder.glob(f".trace-{self.name}.json*"): p.unlink(missing_ok=True)
     finally:
         self.prof = None
         self.over.set()
@@ -225,7 +226,7 @@ def _step_seconds(marks) -> float | None:
 def facts(self: Recording) -> dict:
     "The trace's own metadata"
     marks, counts = self.finder.marks, self.finder.counts
-    before, after = [m for m in marks if m <= self.began], [m for m in marks if m >= self.ended]
+    before, after = [m for m in marks if m <= self.began], [m for m in marks if m > self.ended]   # the first one after it has waited for the profiler to stop
     inside = [(m, c) for m, c in zip(marks, counts) if self.began <= m <= self.ended]
     plain = _step_seconds(after) or (_step_seconds(before[-PLAIN - 1:]) if len(before) > 2 else None)
     return dict(rank=self.place["rank"], world_size=self.place["world_size"], run=self.run, marks=[m for m, _ in inside], first_step=inside[0][1] if inside else 0,
@@ -257,8 +258,9 @@ def _write(self: Recording):
     self.leave()
     known, raw = self.facts(), self.folder / f".trace-{self.name}.json"
     announce(raw, known)
-    self.prof.export_chrome_trace(str(raw))
+    self.prof.export_chrome_trace(str(raw))                # through a file beside it, so it is whole or not there
     self.prof = None
+    if not raw.exists(): raise ValueError(f"the profiler could not write {raw.name}: is the disk full?")
     env = os.environ | dict(PYTHONPATH=os.pathsep.join(p for p in sys.path if p), OMP_NUM_THREADS="1",)
     child = subprocess.run([sys.executable, "-m", "dtnb.trace.recordings", str(raw)], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if child.returncode: raise ValueError((child.stderr.strip().splitlines() or [f"packing it ended with {child.returncode}"])[-1])
