@@ -23,18 +23,24 @@ class Phases:
 
     def reset(self):
         "Begin anew, in the main thread: for each cell of a session"
-        self.thread, self.now, self.since = main_thread().ident, "", perf_counter()
-        self.seconds, self.times = defaultdict(float), Counter()
+        self.thread, self.now, self.notes = main_thread().ident, "", deque()
+        self.was, self.since, self.seconds, self.times = "", perf_counter(), defaultdict(float), Counter()   # what the notes add up to
         self.trains = self.loads = False
         self.optimizer, self.steps, self.others = lambda: None, 0, 0     # the one that counts, how often it has stepped, and others since
         self.seen, self.told, self.comm, self.recent = {}, "", False, deque(maxlen=10)
 
     def to(self, name: str):
         "This phase begins"
-        t = perf_counter()
-        self.seconds[self.now] += t - self.since
-        self.times[name] += 1
-        self.now, self.since = name, t
+        self.now = name
+        self.notes.append((name, perf_counter()))
+
+    def fold(self):
+        "Add up the notes; the sampling thread does"
+        for _ in range(len(self.notes)):
+            name, t = self.notes.popleft()
+            self.seconds[self.was] += t - self.since
+            self.times[name] += 1
+            self.was, self.since = name, t
 
 # %% ../../nbs/rank/22_phases.ipynb #6d424b08
 def _stepped(p: Phases, optimizer) -> int | None:
@@ -118,9 +124,9 @@ def waits(thread: int) -> bool:
 
 def look(p: Phases, now: float) -> tuple:
     "The phase and `{phase: [times, seconds]}`; () where nothing was ever noted. For the sampling thread"
-    name, since, t = p.now, p.since, perf_counter()
+    p.fold()
     spent = dict(p.seconds)
-    spent[name] = spent.get(name, 0.0) + t - since
+    spent[p.was] = spent.get(p.was, 0.0) + perf_counter() - p.since
     gained = {k: s - p.seen.get(k, 0.0) for k, s in spent.items() if k != "comm"}
     winner, was, p.comm = max(gained, key=gained.get), p.comm, waits(p.thread)
     if p.comm: winner, p.times["comm"] = "comm", p.times["comm"] + (not was)
