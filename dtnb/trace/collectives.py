@@ -41,10 +41,11 @@ class Calls:
 def _named(c: Columns, pattern, cats) -> np.ndarray:
     "Places of the events with such a name and category, by start"
     hit = np.array([bool(pattern.match(n.text)) and n.cat in cats for n in c.names] + [False])
-    found = np.flatnonzero(hit[c.name])
-    return found[np.argsort(c.ts[found], kind="stable")]
+    return _by_start(c, np.flatnonzero(hit[c.name]))
 
-_CALL, _WORK, _KERNEL = re.compile(r"c10d::"), re.compile(r"(gloo|mpi|ucc|xccl|hccl):"), re.compile(r"[nr]ccl\w*Kernel")
+def _by_start(c: Columns, events) -> np.ndarray: return events[np.argsort(c.ts[events], kind="stable")]
+
+_CALL, _WORK, _KERNEL = re.compile(r"_?c10d(_functional)?::(?!_?wait)"), re.compile(r"(gloo|mpi|ucc|xccl|hccl):"), re.compile(r"[nr]ccl\w*Kernel|(all-(reduce|gather|to-all)|reduce-scatter)(?!-done)\b")   # XLA's names, too
 
 # %% ../../nbs/trace/14_collectives.ipynb #c0903962
 def _pair(c: Columns, launches, works) -> np.ndarray:
@@ -62,7 +63,13 @@ def _pair(c: Columns, launches, works) -> np.ndarray:
     return end
 
 # %% ../../nbs/trace/14_collectives.ipynb #81089934
-_CPU, _GPU = ("cpu_op", "user_annotation", ""), ("kernel",)
+_CPU, _GPU = ("cpu_op", "user_annotation", ""), ("kernel", "")
+
+def _innermost(c: Columns, launches) -> np.ndarray:
+    "Without those that hold another one: a functional collective may launch a plain one"
+    track = np.repeat([t for t, _, _ in c.rows], [n for _, _, n in c.rows]).astype(int)[launches]
+    alone = [x[np.r_[c.ts[x[1:]] >= c.end[x[:-1]], True]] for t in np.unique(track) if len(x := launches[track == t])]
+    return _by_start(c, np.concatenate([launches[:0], *alone]))
 
 def _group(args: str) -> str:
     "The process group that a kernel's arguments name"
@@ -70,7 +77,7 @@ def _group(args: str) -> str:
 
 def calls(c: Columns) -> Calls:
     "The communication of one rank"
-    launches, works, kernels = _named(c, _CALL, _CPU), _named(c, _WORK, _CPU), _named(c, _KERNEL, _GPU)
+    launches, works, kernels = _innermost(c, _named(c, _CALL, _CPU)), _named(c, _WORK, _CPU), _named(c, _KERNEL, _GPU)
     if len(kernels): found, end = kernels, c.end[kernels]
     elif len(launches): found, end = launches, _pair(c, launches, works)
     else: found, end = works, c.end[works]

@@ -62,7 +62,7 @@ class Columns:
 
 # %% ../../nbs/trace/10_columns.ipynb #dae77a5f
 META = dict(rank="global rank", world_size="of the job", host="where it ran", backend="gloo, nccl, ...", run="an id that the traces of one recording share",
-            steps="[[number, start, duration], ...]: ns after t0", steps_by="how they were found: ProfilerStep, marks, optimizer, dataloader or whole",
+            steps="[[number, start, duration], ...]: ns after t0", steps_by="how they were found: marks, ProfilerStep, StepTraceAnnotation (JAX), optimizer, dataloader or whole",
             clock="{offset: ns to add to this rank's times, rtt: ns, how: words}: offset and rtt are None if nobody has measured",
             flight="[[process group, sequence number, operation, Unix ns], ...]: the flight recorder's collectives within the trace",
             plain="seconds of a step without the profiler", traced="seconds of a step with it", source="the raw file", device="cpu or cuda")

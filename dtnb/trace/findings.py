@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .collectives import Collectives
-from .summary import SUMMED, Breakdown, Part
+from .summary import SPANS, SUMMED, Breakdown, Part
 
 # %% ../../nbs/trace/16_findings.ipynb #6dc0a25e
 @dataclass
@@ -34,7 +34,7 @@ class Facts:
     whole: bool = False                             # no steps were found: the trace is one
 
     @property
-    def step(self) -> float: return _mean(self.dur)
+    def step(self) -> float: return _typical(self.dur)
     @property
     def per(self) -> str: return "" if self.whole else " a step"
     @property
@@ -46,6 +46,12 @@ def _mean(a, axis=None):
         return np.nanmean(a, axis)
 
 # %% ../../nbs/trace/16_findings.ipynb #f337f305
+def _typical(a) -> float:
+    "Of a table: the mean over the ranks of the median over the steps"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return float(np.nanmean(np.nanmedian(a, 1))) if a.size else 0.
+
 def facts(ranks, breakdowns: list[Breakdown], m: Collectives, lost, shift, ops=(), gpu=False, sure=0., whole=False) -> Facts:
     "Tables of what is known. `lost`: of `m`, ns; `shift`: for each rank, ns from its `t0` to the common clock"
     numbers = sorted({int(n) for b in breakdowns for n in b.number})
@@ -81,6 +87,8 @@ class Finding:
 
 _WORDS = {Part.COMPUTE: "compute", Part.EXPOSED: "communication", Part.DATA: "data loading", Part.OPTIMIZER: "the optimizer", Part.OTHER: "Python or waits outside of any operator"}
 
+def _word(f: Facts, part: Part) -> str: return "an idle GPU" if f.gpu and part == Part.OTHER else _WORDS[part]
+
 # %% ../../nbs/trace/16_findings.ipynb #68ba35f2
 SLOW, EXPLAINS, TURNS, LATE = .05, .4, .1, .1   # shares: of a step, of the loss, of a step, of the whole
 
@@ -99,7 +107,7 @@ def _name_of(f: Facts, r: int, part: Part, ms: float) -> str:
     mine, theirs = {o.name: o.self_ns for o in f.ops[r] if o.cat in cats}, {}
     for k, ops in enumerate(f.ops):
         for o in ops if k != r else (): theirs[o.name] = theirs.get(o.name, 0) + o.self_ns / (len(f.ops) - 1)
-    more, name = max(((ns - theirs.get(n, 0), n) for n, ns in mine.items() if not n.startswith("ProfilerStep")), default=(0, ""))
+    more, name = max(((ns - theirs.get(n, 0), n) for n, ns in mine.items() if not n.startswith("ProfilerStep") and not any(p.match(n) for p in SPANS.values())), default=(0, ""))
     return f", most of it in {name}" if more / 1e6 / max(1, len(f.numbers)) >= ms / 2 else ""
 
 # %% ../../nbs/trace/16_findings.ipynb #d327c2db
@@ -109,7 +117,7 @@ def _cause(f: Facts, r: int, loss: float, steps=slice(None), per=None) -> tuple:
     per = f.per if per is None else per
     if not mine - theirs >= EXPLAINS * loss: return None, "no single part of its time explains it"
     named = _name_of(f, r, part, mine - theirs) if steps == slice(None) else ""
-    return part, f"its time goes to {_WORDS[part]} ({said(mine)}{per}, the others {said(theirs)}{named})"
+    return part, f"its time goes to {_word(f, part)} ({said(mine)}{per}, the others {said(theirs)}{named})"
 
 def slow(f: Facts, caused) -> list[Finding]:
     "One rank that the others wait for, or several by turns"
@@ -121,7 +129,7 @@ def slow(f: Facts, caused) -> list[Finding]:
     once = len(f.numbers) >= 4 and caused[r, k] >= .7 * caused[r].sum()
     if each[r] < SLOW * f.step or each[r] <= whole / 2 or _more(f, r, slice(k, k + 1) if once else slice(None)) < EXPLAINS * (caused[r, k] if once else each[r]):
         text = f"the ranks wait for one another by turns: {said(whole)} of {f.long} go by until the last one comes, and no rank has more to do than the others at every step; do they get equal shares of the work?"
-        return [Finding("turns", whole, text)] if whole >= TURNS * f.step else []
+        return [Finding("turns", float(whole), text)] if whole >= TURNS * f.step else []
     if once:
         part, why = _cause(f, r, caused[r, k], slice(k, k + 1), "")
         return [Finding("once", float(caused[r, k]), f"rank {f.ranks[r]} holds up the others in step {f.numbers[k]}, {said(caused[r, k])}, and hardly in any other; {why}", f.ranks[r], part)]
@@ -153,21 +161,23 @@ _ADVICE = {Part.DATA: "more workers (num_workers), or less work for each sample"
            Part.OPTIMIZER: "try fused=True or foreach=True, or larger batches"}
 
 def alike(f: Facts) -> list[Finding]:
-    "Parts that are large on all ranks, the largest first"
-    waits = f.caused.sum() / len(f.numbers) * (len(f.ranks) - 1) / len(f.ranks) if f.numbers else 0
+    "Parts that are large on all ranks"
+    waits = float(np.median(f.caused.sum(0))) * (len(f.ranks) - 1) / len(f.ranks) if f.numbers else 0
     out = []
     for part, share in SHARES.items():
-        ms = _mean(f.parts[part]) - (waits if part == Part.EXPOSED else 0)
+        ms = _typical(f.parts[part]) - (waits if part == Part.EXPOSED else 0)
         if not f.numbers or not ms >= share * f.step: continue
-        every = "" if len(f.ranks) == 1 else " on every rank" if np.nanmin(_mean(f.parts[part], 1)) >= share * f.step else " on average"
+        each = np.nanmedian(f.parts[part], 1) >= share * f.step
+        if each.sum() <= len(each) / 2: continue
+        every = "" if len(each) == 1 else " on every rank" if each.all() else " on most ranks"
         op = max(f.comm, key=f.comm.get, default="") if part == Part.EXPOSED else ""
         advice = "open the other ranks' traces with this one: is it the sending, or a wait for one of them?" if part == Part.EXPOSED and not f.matched else _ADVICE.get(part) or _overhead(f)
-        text = f"{said(ms)} of {f.long} go to {_WORDS[part]}{every}{f', most of it in {op}' if op else ''}: {advice}"
+        text = f"{said(ms)} of {f.long} go to {_word(f, part)}{every}{f', most of it in {op}' if op else ''}: {advice}"
         out.append(Finding({Part.DATA: "data", Part.EXPOSED: "comm", Part.OPTIMIZER: "optimizer", Part.OTHER: "overhead"}[part], float(ms), text, None, part))
-    return sorted(out, key=lambda x: -x.ms / SHARES[x.part])
+    return out
 
 def _overhead(f: Facts) -> str:
-    if f.gpu: return "the GPU does nothing meanwhile; look at what the training thread does"
+    if f.gpu: return "look at what the training thread does meanwhile"
     own = [(o.calls, o.self_ns) for ops in f.ops for o in ops if o.cat == "cpu_op"]
     n, us = sum(k for k, _ in own), sum(ns for _, ns in own) / 1e3
     if not n or us / n > 100: return "look at what the training thread does between operators"
@@ -178,9 +188,8 @@ def findings(f: Facts) -> list[Finding]:
     "What there is to say, the most important first; at least one"
     begun, caused = late(f), f.caused.copy()
     for x in begun: caused[f.ranks.index(x.rank), 0] = max(0, caused[f.ranks.index(x.rank), 0] - x.ms)
-    n = max(1, len(f.numbers))
-    one = sorted(begun + slow(f, caused), key=lambda x: -x.ms / (n if x.kind in ("late", "once") else 1))
-    return [*one, *alike(f)] or [_balanced(f)]
+    def gain(x): return x.ms * dict(late=2, once=2, slow=2, turns=1, data=1, comm=1, optimizer=.5, overhead=.5)[x.kind] / (max(1, len(f.numbers)) if x.kind in ("late", "once") else 1)
+    return sorted(begun + slow(f, caused) + alike(f), key=gain, reverse=True) or [_balanced(f)]
 
 def _balanced(f: Facts) -> Finding:
     if not f.numbers or not f.step > 0: return Finding("balanced", 0., "there are no steps in this trace")
@@ -190,7 +199,7 @@ def _balanced(f: Facts) -> Finding:
             if o.cat == ("kernel" if f.gpu else "cpu_op"): top[o.name] = top.get(o.name, 0) + o.self_ns / 1e6 / len(f.ranks) / len(f.numbers)
     name = max(top, key=top.get, default="")
     most = f", most of it in {name} ({top[name] / f.step:.0%} of it)" if name else ""
-    share = _mean(f.parts[Part.COMPUTE]) / f.step
+    share = _typical(f.parts[Part.COMPUTE]) / f.step
     return Finding("balanced", 0., f"nothing stands out: compute is {share:.0%} of {f.long}{most}")
 
 # %% ../../nbs/trace/16_findings.ipynb #6c7be581

@@ -30,10 +30,12 @@ def threads(c: Columns) -> list:
 # %% ../../nbs/trace/17_perfetto.ipynb #8b0ac293
 PROCESS, THREADS = 1_000_000, 1_000   # the first process; threads of each
 
-def _us(ns: int) -> str: return f"{'-' if ns < 0 else ''}{abs(ns) // 1000}.{abs(ns) % 1000:03d}"
+def _text(x) -> str: return json.dumps(x, ensure_ascii=False)   # Perfetto (52) shows \u00b7 in the names of processes as it stands
+
+def _us(ns: int) -> str: return f"{ns // 1000}.{ns % 1000:03d}"
 
 def _named(what, pid, tid, name, order) -> list:
-    return [json.dumps(dict(ph="M", name=f"{what}_{k}", pid=pid, tid=tid, ts=0, args=args)) for k, args in (("name", dict(name=name)), ("sort_index", dict(sort_index=order)))]
+    return [_text(dict(ph="M", name=f"{what}_{k}", pid=pid, tid=tid, ts=0, args=args)) for k, args in (("name", dict(name=name)), ("sort_index", dict(sort_index=order)))]
 
 def chrome_events(c: Columns, rank: int, label: str, shift: int):
     "One rank's events as JSON texts, lists of them. `shift`: ns from its `t0` to the common clock"
@@ -46,24 +48,26 @@ def chrome_events(c: Columns, rank: int, label: str, shift: int):
         if (t, k) in tids: continue
         tids[t, k] = next(tid)
         yield _named("thread", pid, tids[t, k], c.tracks[t].label + (f" ({k + 1})" if k else ""), 100 * t + k)
-    names = [f'"name":{json.dumps(n.text)},"cat":{json.dumps(n.cat or "none")}' for n in c.names]
+    names = [f'"name":{_text(n.text)},"cat":{_text(n.cat or "none")}' for n in c.names]
     args = ["", *(f',"args":{a}' if a else "" for a in c.args_table[1:])]
     for i, (t, _, _) in enumerate(c.rows):
         s = c.row(i)
         tail = f'"pid":{pid},"tid":{tids[t, of_row[i]]}'
         yield [f'{{"ph":"X",{names[n]},{tail},"ts":{_us(a)},"dur":{_us(d)}{args[g]}}}' for a, d, n, g in zip((c.ts[s] + shift).tolist(), c.dur[s].tolist(), c.name[s].tolist(), c.args[s].tolist())]
     for device, (at, held) in c.memory.items():
-        yield [f'{{"ph":"C","name":{json.dumps(f"memory of {device}")},"pid":{pid},"tid":0,"ts":{_us(a + shift)},"args":{{"bytes":{int(b)}}}}}' for a, b in zip(at, held)]
+        yield [f'{{"ph":"C","name":{_text(f"memory of {device}")},"pid":{pid},"tid":0,"ts":{_us(a + shift)},"args":{{"bytes":{int(b)}}}}}' for a, b in zip(at, held)]
 
 # %% ../../nbs/trace/17_perfetto.ipynb #c13f93a8
 def write_chrome(path, traces, ranks, labels, shifts, meta=None) -> Path:
     "All ranks in one file, gzipped if `path` ends with .gz"
     path = Path(path)
+    first = min((a + s for c, s in zip(traces, shifts) for _, a, _ in c.meta.get("steps") or ()), default=0)
+    shifts = [int(s) - min(0, int(first)) for s in shifts]   # a step may begin before its first event, and no time may be negative
     with gzip.open(path, "wt", 3, encoding="utf-8") if path.suffix == ".gz" else open(path, "w", encoding="utf-8") as f:
-        f.write('{"displayTimeUnit":"ms","dtnb_merged":' + json.dumps(meta or {}) + ',"traceEvents":[\n')
+        f.write('{"displayTimeUnit":"ms","dtnb_merged":' + _text(meta or {}) + ',"traceEvents":[\n')
         between = ""
         for c, r, label, shift in zip(traces, ranks, labels, shifts):
-            for part in chrome_events(c, r, label, int(shift)):
+            for part in chrome_events(c, r, label, shift):
                 if part: f.write(between + ",\n".join(part))
                 between = ",\n" if part else between
         f.write("\n]}\n")

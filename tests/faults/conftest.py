@@ -6,13 +6,13 @@ import pytest
 
 pytest.register_assert_rewrite("faults.trial", "faults.kernels")
 
-TRIALS = []   # (fault, where, seconds or None if it went wrong, what it said)
-
 
 def pytest_terminal_summary(terminalreporter):
-    if not TRIALS: return
+    "A trial is a property of its test: (fault, where, seconds or None if it went wrong, what it said)"
+    trials = [value for reports in terminalreporter.stats.values() for r in reports for key, value in getattr(r, "user_properties", ()) if key == "trial" and r.when == "call"]
+    if not trials: return
     rows = defaultdict(lambda: defaultdict(list))
-    for fault, where, seconds, said in TRIALS: rows[fault][where].append((seconds, said))
+    for fault, where, seconds, said in trials: rows[fault][where].append((seconds, said))
     def cell(tried):
         if not tried: return ""
         if tried[0][0] == "-": return f"- {tried[0][1]}"

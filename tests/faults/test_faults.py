@@ -9,7 +9,6 @@ from dtnb.session import Session
 from test_session import everything, own_home
 
 from . import trial
-from .conftest import TRIALS
 from .table import FAULTS
 
 N = int(os.environ.get("DTNB_TRIALS", 1))
@@ -47,31 +46,31 @@ def sessions(tmp_path_factory):
     assert not [n for s in kept.values() for n in trial.sockets_of(s.id)]
 
 
-def tried(name, where, run):
+def tried(record, name, where, run):
     "Run one trial and put it down for the table; `pytest -s` shows what was said"
     try: seconds, said = run()
     except BaseException:
-        TRIALS.append((name, where, None, ""))
+        record("trial", (name, where, None, ""))
         raise
-    TRIALS.append((name, where, seconds, ""))
+    record("trial", (name, where, seconds, ""))
     print(f"\n>>> {name} in a {where}, {seconds:.2f} s: {said}")
 
 
 @pytest.mark.parametrize("trial_number", range(N))
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
 @pytest.mark.parametrize("where", ["session", "job"])
-def test_fault(where, fault, trial_number, sessions, decoys):
+def test_fault(where, fault, trial_number, sessions, decoys, record_property):
     in_session = where == "session"
     if reason := fault.no_session if in_session else fault.no_job:
-        TRIALS.append((fault.name, where, "-", reason))
+        record_property("trial", (fault.name, where, "-", reason))
         return
-    if fault.kernel: tried(fault.name, where, fault.kernel[not in_session])
+    if fault.kernel: tried(record_property, fault.name, where, fault.kernel[not in_session])
     elif in_session:
         s = sessions(fault.ranks)
         sessions.spoiled = True
-        tried(fault.name, where, lambda: trial.in_session(s, fault))
+        tried(record_property, fault.name, where, lambda: trial.in_session(s, fault))
         sessions.spoiled = False
-    else: tried(fault.name, where, lambda: trial.in_job(fault))
+    else: tried(record_property, fault.name, where, lambda: trial.in_job(fault))
     for p in decoys: assert p.poll() is None and start_time(p.pid), f"a foreign process, {p.args}, was touched"
 
 
@@ -79,7 +78,7 @@ ROW = ["raise", "exit", "no memory: torch", "mutual recv", "SIGKILL", "interrupt
 
 
 @pytest.mark.parametrize("trial_number", range(N))
-def test_ten_in_a_row(trial_number, tmp_path, decoys):
+def test_ten_in_a_row(trial_number, tmp_path, decoys, record_property):
     "One session goes through ten faults; ranks that died are replaced, it is never started anew"
     def run():
         with Session(2) as s:
@@ -89,4 +88,4 @@ def test_ten_in_a_row(trial_number, tmp_path, decoys):
             pids = everything(s)
         wait_until(lambda: not trial.alive(pids), what="the end of the session")
         return seconds, "it works"
-    tried("ten in a row", "session", run)
+    tried(record_property, "ten in a row", "session", run)
