@@ -68,7 +68,7 @@ def show_traces(cell: Cell, screen: CellDisplay, there: bool = True):
         try: timeline = cell.session.timeline(recording, 5)
         except (DtnbError, ValueError) as err: screen.page.stream("stderr", f"{err}\n")
         else:
-            if there and hasattr(timeline, "show"): timeline.show()
+            if there: timeline.show()
             else: screen.page.stream("stdout", f"{timeline.sentence}\n%dist timeline {recording} shows it\n")
 
 # %% ../nbs/43_magic.ipynb #129a0f12

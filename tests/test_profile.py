@@ -11,7 +11,7 @@ from dtnb.session import Session
 from dtnb.trace.convert import read_trace
 from dtnb.trace.recordings import recordings
 from dtnb.view import tracing
-from test_session import heard, own_home
+from test_session import heard, notebook, own_home
 
 SETUP = """
 import time, torch, dtnb, tqdm
@@ -228,6 +228,19 @@ theirs = breaks()
 for h, k in zip(hooks, kept): h.update(k)
 len(kept[0]), ours - theirs""")
     assert cell.result(120) == {0: (1, 0), 1: (1, 0)}
+
+
+# ---- in a real kernel
+
+def test_the_magics(tmp_path):
+    cells = dict(load="%load_ext dtnb", start="%dist start -n 2", setup="%%distributed\n" + SETUP, cell="%%distributed --trace=2\ncounted(6)\nprint('printed')", again="%dist timeline", all="%%distributed --trace --quiet\ncounted(2)",
+                 two="t = %dist timeline\n[len(t.ranks), t.traces[0].meta['steps_by'], t.matched_by]", odd="%%distributed --trace=many\n1", none="%%distributed --trace=5\n1", idle="%dist trace -n 3",
+                 fails="%%distributed --trace\ncounted(1)\n1 / 0", last="%dist timeline nowhere",
+                 detach="%%distributed --detach\ncounted(1500)", asked="import time\ntime.sleep(1)\n%dist trace -n 3", wait="s = %dist session\ncell = max(s.cells.values(), key=lambda c: c.number)\ncell.wait(60)\nlen(s.timeline(cell.number).traces[1].meta['steps'])")
+    said = dict(zip(cells, notebook(tmp_path, cells.values())))
+    for cell, pattern in dict(cell=r"traced 2 steps on 2 ranks: timeline\(\) shows it[^$]*printed[^$]*Timeline", again="Timeline", all="^$", two=r"\[2, 'marks', 'the flight recorder'\]", odd="--trace=many: give a number of steps",
+                              none="no trace of ranks 0, 1: no step has ended", idle="no cell is running", fails=r"traced 1 step on 2 ranks[^$]*ZeroDivisionError", last="there is no recording 'nowhere'", asked=r"recording \d+: the next 3 steps on every rank", wait="^3\n$").items():
+        assert re.search(pattern, said[cell]), (cell, said[cell])
 
 
 # ---- jobs
