@@ -154,6 +154,7 @@ def match(ranks: list[Calls], steps: list) -> Collectives:
             elif not recorded and (number[r][i] >= 0 or not common): found.setdefault((*where, count[where]), {})[r] = i
     return _table([f for f in found.values() if len(f) > 1], ranks, number, "the flight recorder" if recorded else "their order")
 
+# %% ../../nbs/trace/14_collectives.ipynb #93f4bfb5
 def _table(found, ranks, number, by) -> Collectives:
     "`found`: for each collective {column: place in that rank's calls}"
     start, end, here = (np.zeros((len(found), len(ranks)), t) for t in (np.int64, np.int64, bool))

@@ -110,7 +110,7 @@ def _name_of(f: Facts, r: int, part: Part, ms: float) -> str:
     more, name = max(((ns - theirs.get(n, 0), n) for n, ns in mine.items() if not n.startswith("ProfilerStep") and not any(p.match(n) for p in SPANS.values())), default=(0, ""))
     return f", most of it in {name}" if more / 1e6 / max(1, len(f.numbers)) >= ms / 2 else ""
 
-# %% ../../nbs/trace/16_findings.ipynb #d327c2db
+# %% ../../nbs/trace/16_findings.ipynb #b0dc7a01
 def _cause(f: Facts, r: int, loss: float, steps=slice(None), per=None) -> tuple:
     "(part, words) for why rank `r` is slow"
     part, (mine, theirs) = max(excess(f, r, steps).items(), key=lambda x: np.nan_to_num(x[1][0] - x[1][1]))
@@ -119,6 +119,7 @@ def _cause(f: Facts, r: int, loss: float, steps=slice(None), per=None) -> tuple:
     named = _name_of(f, r, part, mine - theirs) if steps == slice(None) else ""
     return part, f"its time goes to {_word(f, part)} ({said(mine)}{per}, the others {said(theirs)}{named})"
 
+# %% ../../nbs/trace/16_findings.ipynb #249858e1
 def slow(f: Facts, caused) -> list[Finding]:
     "One rank that the others wait for, or several by turns"
     if len(f.ranks) < 2 or not f.numbers: return []
@@ -136,6 +137,7 @@ def slow(f: Facts, caused) -> list[Finding]:
     part, why = _cause(f, r, each[r])
     return [Finding("slow", float(each[r]), f"rank {f.ranks[r]} is last in {f.last[r].sum()} of {f.matched} collectives: {said(each[r])}{f.per} lost; {why}", f.ranks[r], part)]
 
+# %% ../../nbs/trace/16_findings.ipynb #0dd4a898
 def _longer(f: Facts) -> list[Finding]:
     "Without collectives to compare: a rank whose steps take longer by a tenth"
     mine = _mean(f.dur, 1)

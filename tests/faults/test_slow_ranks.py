@@ -10,8 +10,6 @@ from dtnb.launchers.local import Local
 from dtnb.trace.timeline import open_trace
 from test_session import own_home
 
-from .conftest import TRIALS
-
 N = int(os.environ.get("DTNB_TRIALS", 1))
 
 
@@ -85,14 +83,14 @@ def traces(tmp_path_factory):
 
 @pytest.mark.parametrize("trial_number", range(N))
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: r.name)
-def test_the_sentence_names_it(row, trial_number, traces):
+def test_the_sentence_names_it(row, trial_number, traces, record_property):
     where, who = traces(trial_number)
     began = time.monotonic()
     t = open_trace(where / row.name)
     found, sentence = t.findings[0], t.sentence
     seconds = time.monotonic() - began
     well = (found.kind, found.rank, found.part) == (row.kind, who if row.blames else None, row.part) and row.words in sentence and (f"rank {who}" in sentence.lower()) == row.blames
-    TRIALS.append((row.name, "job", seconds if well else None, ""))
+    record_property("trial", (row.name, "job", seconds if well else None, ""))
     assert well, f"rank {who}, {row.name}: {t}\n{t.steps.to_string()}\n{t.findings}"
     assert (t.ranks, t.matched_by, len(t.steps)) == ([0, 1, 2], "their order", 18)
     print(f"\n>>> {row.name}: {sentence}")
