@@ -11,6 +11,8 @@ from dtnb.session import Session
 from dtnb.trace.convert import read_trace
 from dtnb.trace.recordings import recordings
 from dtnb.view import tracing
+from slurm import SSH
+from slurm.ssh import missing as missing_ssh
 from test_session import heard, notebook, own_home
 
 SETUP = """
@@ -164,7 +166,10 @@ def test_a_recording_of_everything_ends_by_itself(s):
     said = stages(s, cell.number)
     assert all("it ended after 0.5 s" in x["why"] and x["stage"] == "done" for x in said.values()), said
     assert all(c.end.max() < 2.5e9 for c in traces(s, cell.number).values())
-    s.run("r.LIMIT = 60.0")
+    s.run("r.LIMIT, r.HEAVY = 60.0, 20 << 20")
+    cell = s.send("held = [bytearray(1 << 20) for i in range(40)]\ncounted(200)\ndel held", trace=-1)
+    assert cell.wait(60) == "done" and all("GiB of events" in x["why"] for x in stages(s, cell.number).values())
+    s.run("r.HEAVY = 2 << 30")
 
 
 def test_another_profiler_is_left_alone(s):
@@ -311,3 +316,21 @@ def test_outside_a_job(home):
     assert done.returncode == 0, done.stderr
     path = done.stdout.splitlines()[0]
     assert path.startswith(str(home / "traces")) and numbers(read_trace(path)) == [1, 2] and "profiler_start" not in done.stderr
+
+
+# ---- several hosts
+
+@pytest.mark.skipif(bool(missing_ssh()), reason=f"sshd is not installed: {missing_ssh()}")
+def test_two_hosts():
+    "The guards pass the request on, the ranks agree over the store, and the other host's clock is measured"
+    with SSH() as ssh:
+        job = dtnb.launch(trainer, 3000, on=dtnb.Torchrun(hosts=ssh.hosts, ssh_options=["-F", str(ssh.config)], nproc_per_node=1))
+        wait_until(lambda: (b := job.view.ranks[1].bar) and b.n > 10, 90, "steps")
+        job.trace(3)
+        wait_until(lambda: recordings(job.view), 60, "an answer")
+        timeline = job.timeline()
+        job.cancel()
+    first, other = timeline.traces
+    assert numbers(first) == numbers(other) and len(numbers(first)) == 3
+    assert first.meta["clock"]["offset"] == 0 and re.search(r"the quickest of \d+ answers", other.meta["clock"]["how"])
+    assert abs(other.meta["clock"]["offset"]) <= other.meta["clock"]["rtt"], other.meta["clock"]   # it is the same clock

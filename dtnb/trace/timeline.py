@@ -6,7 +6,7 @@
 __all__ = ['OFF', 'FAR', 'APART', 'YEAR_2001', 'ranks_of', 'one_clock', 'source_of', 'check_together', 'Timeline', 'open_trace']
 
 # %% ../../nbs/trace/18_timeline.ipynb #c5b846d8
-import time
+import gzip, time, zlib
 from dataclasses import asdict
 from functools import cached_property
 from importlib import import_module
@@ -191,12 +191,19 @@ def to_perfetto(self: Timeline, path) -> Path:
     return write_chrome(path, self.traces, self.ranks, [self.label(r) for r in self.ranks], self.shift, dict(zero=str(self.zero), clock=self.clock_note))
 
 # %% ../../nbs/trace/18_timeline.ipynb #c5beb67e
+def _merged(p: Path) -> bool:
+    "Whether `to_perfetto` wrote it"
+    if p.suffix == ".dtt": return False
+    try:
+        with gzip.open(p) if p.suffix == ".gz" else open(p, "rb") as f: return b'"dtnb_merged"' in f.read(100)
+    except (OSError, EOFError, zlib.error): return False   # `read_trace` will say what is wrong with it
+
 def _stem(p: Path) -> str: return p.name.removesuffix(".gz").removesuffix(".json").removesuffix(".dtt")
 
 def _in_folder(folder: Path, name: str | None) -> list:
     "The traces in a folder: one file for each"
     ranks = folder / "ranks"
-    found = [p for p in sorted(ranks.glob("*/trace-*") if ranks.is_dir() else folder.iterdir()) if p.is_file() and p.name.endswith((".dtt", ".json.gz", ".json")) and not p.name.startswith(".")]
+    found = [p for p in sorted(ranks.glob("*/trace-*") if ranks.is_dir() else folder.iterdir()) if p.is_file() and p.name.endswith((".dtt", ".json.gz", ".json")) and not p.name.startswith(".") and not _merged(p)]
     best = {}
     for p in found:
         old = best.get((p.parent, _stem(p)))
