@@ -37,6 +37,17 @@ def costs(folder) -> list[dict]:
             for f in found[-RANKS:]: f["events"] = events / RANKS
     return found
 
+def section(found) -> str:
+    "The part of README.md on recording; begins with its heading"
+    from run import spread, table
+    rows = [("a step without the profiler, ms", "plain", 1e3, 1), ("a step that is recorded, ms", "traced", 1e3, 1), ("what the rest of the loop takes more, s", "stall", 1, 2), ("of it the main thread's own processor time, s", "cpu", 1, 2), ("events of a recording and rank", "events", 1, 0)]
+    return f"""## Recording a trace
+
+{TRACED} steps of a loop of {STEPS}, on {RANKS} ranks, {RECORDINGS} times; a step is a small transformer under DDP. The aim is that all other steps together take less than 0.3 s more: it is the profiler's own stop, which sorts what it has seen. Writing and packing the file is left to a thread and to another process.
+
+{table(["", "median (least - most)"], [[what, spread([f[k] for f in found], scale, digits)] for what, k, scale, digits in rows])}
+"""
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     from session import answer

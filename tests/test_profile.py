@@ -318,6 +318,23 @@ def test_outside_a_job(home):
     assert path.startswith(str(home / "traces")) and numbers(read_trace(path)) == [1, 2] and "profiler_start" not in done.stderr
 
 
+def test_under_a_torchrun_of_their_own(home, tmp_path):
+    "Ranks that dtnb has not started share a folder, and a run"
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent("""
+        import dtnb, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        with dtnb.profile() as p:
+            for i in range(3): dist.all_reduce(torch.ones(2)); p.step()
+        dist.destroy_process_group()
+    """))
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)], capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (home / "traces").iterdir()
+    timeline = dtnb.open_trace(folder)
+    assert timeline.ranks == [0, 1] and [numbers(c) for c in timeline.traces] == [[0, 1, 2]] * 2 and timeline.matched_by == "the flight recorder"
+
+
 # ---- several hosts
 
 @pytest.mark.skipif(bool(missing_ssh()), reason=f"sshd is not installed: {missing_ssh()}")

@@ -6,8 +6,9 @@
 __all__ = ['cell', 'finish', 'profile', 'start_run', 'end_run', 'asked']
 
 # %% ../../nbs/rank/23_profile.ipynb #d9246e3f
-import atexit, json, math, os, secrets, sys, threading, time, warnings
+import atexit, json, math, os, re, secrets, sys, threading, time, warnings
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 from ..event import EventWriter
@@ -17,7 +18,7 @@ from .recording import PATIENCE, Recording
 
 # %% ../../nbs/rank/23_profile.ipynb #bdbd677f
 _now: Recording | None = None
-_cell, _many, _writers = 0, 0, []   # of a session: the cell that runs; recordings so far (in it); threads that still write
+_cell, _many, _writers, _at_exit = 0, 0, [], False   # of a session: the cell that runs; recordings so far (in it); threads that still write
 
 def _here():
     from dtnb.rank import worker
@@ -28,6 +29,12 @@ def _place() -> dict:
     if rank is None: return dict(rank=int(os.environ.get("RANK", 0)), world_size=int(os.environ.get("WORLD_SIZE", 1)), local_rank=int(os.environ.get("LOCAL_RANK", 0)), host=0, hosts=1)
     p = rank.place
     return dict(rank=p.rank, world_size=p.world_size, local_rank=p.local_rank, host=p.node_rank, hosts=max(1, p.world_size // p.local_world_size))
+
+@cache
+def _run() -> str:
+    "The folder of a process that is no rank of ours: its own, or one for all that torchrun has started together"
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1: return re.sub(r"[^\w.-]+", "-", "-".join(os.environ.get(k, "") for k in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")).strip("-"))
+    return f"{time.strftime('%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(2)}"
 
 def _store(prefix: str):
     "A connection of our own to the store that the ranks meet at"
@@ -57,18 +64,19 @@ def _told(reporter):
 # %% ../../nbs/rank/23_profile.ipynb #6ccbe444
 def _open(steps, warmup, entry=None, **how) -> Recording:
     "A recording of this process, which listens from now on. Raises `RuntimeError` if there is one already"
-    global _now, _many
+    global _now, _many, _at_exit
     if _now is not None: raise RuntimeError(f"this rank records a trace already (recording {_now.name})")
     rank, _many = _here(), _many + 1
-    folder = rank.paths.rank(rank.place.rank) if rank else make_private(make_private(home() / "traces") / f"{time.strftime('%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(2)}")
+    place, run = _place(), rank.paths.root.name if rank else _run()
+    folder = rank.paths.rank(place["rank"]) if rank else make_private(make_private(home() / "traces") / run)
     over = rank.reporter.over if rank else report.here() and report.here().over
-    rec = Recording(folder, steps, warmup, name=_name(_many), entry=entry, over=over, place=_place(), tell=_told(rank.reporter) if rank else lambda said: None, leave=lambda: _left(rec), store=_store, **how)
-    rec.run = f"{rank.paths.root.name}/{rec.name}" if rank else folder.name
+    rec = Recording(folder, steps, warmup, name=_name(_many) if rank else f"{_many}" + f"-rank{place['rank']}" * (place["world_size"] > 1), entry=entry, over=over, place=place, tell=_told(rank.reporter) if rank else lambda said: None, leave=lambda: _left(rec), store=_store, **how)
+    rec.run = f"{run}/{_name(_many)}"
     _now = rec
     report.listen(rec.hear)
     thread = threading.Thread(target=rec.watch, name="dtnb-trace", daemon=True)
-    if not _writers: atexit.register(finish)
-    _writers.append(thread)
+    if not _at_exit: atexit.register(finish)
+    _writers[:], _at_exit = [*(t for t in _writers if t.is_alive()), thread], True
     thread.start()
     return rec
 
@@ -86,8 +94,9 @@ def finish(timeout: float = 50):
     for t in _writers: t.join(max(0, end - time.monotonic()))
 
 def _forget():
-    global _now
-    _now = None
+    global _now, _at_exit
+    _now, _at_exit = None, False
+    _run.cache_clear()
     _writers.clear()
 
 os.register_at_fork(after_in_child=_forget)

@@ -93,8 +93,13 @@ class Recording:
 # %% ../../nbs/rank/21_recording.ipynb #72388723
 @patch
 def hear(self: Recording, key, n: int):
-    "Something has moved in the thread that trains"
+    "Something has moved in the thread that trains; whatever goes wrong here, that goes on"
     if threading.get_ident() != self.thread or self.busy: return
+    try: self._hear(key, n)
+    except Exception as err: self.fail(f"{type(err).__name__}: {err}")
+
+@patch
+def _hear(self: Recording, key, n):
     if self.due and self.stage == "recording": return self.stop()
     t = time.time_ns()
     if not self.finder.take(key, n, t): return
@@ -106,7 +111,7 @@ def hear(self: Recording, key, n: int):
         if self.start is not None and c >= self.start: self.begin(t)
         elif self.start is not None and c == self.start - 1: self.prepare()
     elif self.stage == "recording":
-        self.n += 1
+        self.n, self.why = self.n + 1, self.why if self.due else ""
         if not self.steps or self.n < self.steps: self._mark(c)
         elif key == "optimizer": self.due, self.ended = True, t
         else: return self.stop(t)
