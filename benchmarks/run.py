@@ -236,7 +236,7 @@ def their_word(data, what, n) -> str:
 def loop_rows(data):
     out, inn = data["loops"]["outside"], data["loops"]["inside"]
     rows = [("`for _ in range(n)`", "bare", None), ("`dtnb.track`", "track", "tqdm"), ("`tqdm`, to a null file", "tqdm", None), ("`dtnb.log(loss=...)`", "log", "set_postfix"),
-            ("`tqdm.set_postfix(loss=..., refresh=False)`", "set_postfix", None), ("`with dtnb.span(...)`", "span", "record_function"), ("`with torch.profiler.record_function(...)`, not profiling", "record_function", None)]
+            ("`tqdm.set_postfix(loss=..., refresh=False)`", "set_postfix", None), ("`with dtnb.span(...)`", "span", "record_function"), ("a phase is noted, without a span", "phase", None), ("`with torch.profiler.record_function(...)`, not profiling", "record_function", None)]
     for what, key, peer in rows: yield [what, spread(out[key], 1, 0), spread(inn[key], 1, 0), ratio(inn[peer], inn[key]) if peer else ""]
 
 def fold_rows(data):

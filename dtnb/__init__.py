@@ -6,6 +6,7 @@ _WHERE = {
     "Local": "launchers.local", "Slurm": "launchers.slurm", "Torchrun": "launchers.torchrun", "script": "scripts",
     "Session": "session", "Cell": "cell", "CellFailedError": "cell",
     "track": "rank.report", "log": "rank.report", "span": "rank.report", "checkpoint": "rank.checkpoint",
+    "profile": "rank.profile", "open_trace": "trace.timeline",
     "JobState": "job", "DtnbError": "job", "LaunchError": "job", "RankFailedError": "job",
     "JobCancelledError": "job", "JobTimeoutError": "job",
 }

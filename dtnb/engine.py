@@ -14,7 +14,7 @@ from pathlib import Path
 from .event import EventKind
 from .job import JobState, make_private
 from .names import complete, describe, own_names
-from .rank import collectives, worker
+from .rank import collectives, profile, worker
 from .rank.output import BEGIN, END, RICH, STDERR, STDOUT, CellStream, Cells, Frames
 from .transfer import pack, unpack
 
@@ -103,9 +103,11 @@ class Shell:
         self.frames.put(BEGIN, n)
         self.rank.writer.write(EventKind.STATE, state=JobState.RUNNING, cell=n)
         shell.execution_count = cell.get("count", shell.execution_count)
+        profile.cell(n)
         self.ns.pop(f"_{shell.execution_count}", None)                       # an earlier cell's value is not this one's
         try:
             try:
+                profile.start_run(cell.get("trace", 0))
                 self._begin(n)
                 reply = await execute(*args, **kwargs)
                 self.busy = False
@@ -121,6 +123,7 @@ class Shell:
         finally:
             self.busy = False
             try:
+                profile.end_run(broken=told is not None)
                 self.rank.reporter.sample(final=True, beat=time.monotonic() - began > .3)
                 self.rank.writer.write(EventKind.STATE, state=JobState.FAILED if told else JobState.DONE, cell=n)
                 sys.stdout.flush()

@@ -72,6 +72,7 @@ class Guard(Siblings):
         self.locks, self.oom = list(locks), oom_kills()  # descriptors, one a GPU; what was known of memory when it began
         self.wanted, self.saving, self.again, self.saves = None, "", False, 0  # asked to save, not begun yet; why it saves; whether it goes on; how often it was asked
         self.lifeline = lifeline               # a descriptor at whose end it ends
+        self.next_ask, self.traced = 0.0, self._asked_to_trace().get("id")   # when it looks again whether somebody wants a trace; the request that it knows
         self.askers, self.finished = {}, False # question -> who asked it; whether the end was asked for and is no failure
 
     def say(self, state: JobState, reason="", **more):
@@ -178,7 +179,7 @@ def umask() -> int:
 @patch
 def rank_env(self: Guard) -> dict:
     "What dtnb itself tells a rank"
-    env = dict(DTNB_JOB_DIR=str(self.paths.root), DTNB_GUARD=str(self.address), DTNB_STORE=self.store, DTNB_JAX=self.jax, DTNB_GPUS=str(self.gpus), DTNB_UMASK=oct(umask()), DTNB_ATTEMPT=str(self.post.attempt), DTNB_RESUMES=self.spec.resumes)
+    env = dict(DTNB_JOB_DIR=str(self.paths.root), DTNB_GUARD=str(self.address), DTNB_STORE=self.store, DTNB_JAX=self.jax, DTNB_GPUS=str(self.gpus), DTNB_UMASK=oct(umask()), DTNB_ATTEMPT=str(self.post.attempt), DTNB_RESUMES=self.spec.resumes, DTNB_TRACE=str(self.spec.trace))
     if self.post.guards > 1: env |= {k: os.environ.get(k) or interface_of(self.post.addr) for k in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")}
     return env
 
@@ -514,6 +515,21 @@ def _secondary(self: Guard, c) -> bool:
     return self.failed_t is not None and (c.died or time.time()) > self.failed_t + .001
 
 @patch
+def _asked_to_trace(self: Guard) -> dict:
+    try: return json.loads(self.paths.ask_trace.read_text())
+    except (OSError, ValueError): return {}
+
+@patch
+def _pass_on_trace(self: Guard):
+    "Somebody may have asked the job to record some steps: every guard finds the request, and asks its ranks"
+    self.next_ask, asked = time.monotonic() + (.5 if not self.others else 2), self._asked_to_trace()
+    if asked.get("id") in (None, self.traced): return
+    self.traced = asked["id"]
+    for c in self.children.values():
+        with contextlib.suppress(OSError):
+            if not c.gone: c.channel.offer(asked | dict(op="ask", what="trace"))
+
+@patch
 def run(self: Guard):
     "Until all ranks have ended; then stop what is left and say how it went"
     while not self.over():
@@ -523,6 +539,7 @@ def run(self: Guard):
             if c.run[3] and now - c.run[4] > .2 or c.lost[0]: c.flush()
         self.check_lease()
         if self.wanted: self._save()
+        if time.monotonic() >= self.next_ask: self._pass_on_trace()
     self.sweep()
     self._drain()
     self._record_deaths()

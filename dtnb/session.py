@@ -15,7 +15,7 @@ from .engine import bind, engine, offer
 from .event import Event, EventKind, EventReader
 from .fold import Item, name
 from .rank.siblings import LEFT, USED
-from .handle import Job
+from .handle import Job, check_steps
 from .healing import resize_to, restart_some
 from .job import DtnbError, JobState, JobTimeoutError, jobs_dir
 from .launchers.launcher import launch_on, open_job
@@ -100,13 +100,13 @@ def check(self: Session, ranks, gone=()):
 KEPT = 100  # cells whose late output still finds its place
 
 @patch
-def send(self: Session, code: str, ranks=None, name: str = "", count: int = 0) -> Cell:
-    "Send a cell to ranks (default: all); returns at once. Raises `SyntaxError` before anything is sent"
+def send(self: Session, code: str, ranks=None, name: str = "", count: int = 0, trace: int = 0) -> Cell:
+    "Send a cell to ranks (default: all); returns at once. `trace`: record so many of its steps, -1: all of it. Raises `SyntaxError` before anything is sent"
     ranks = self.ranks if ranks is None else tuple(sorted({ranks} if isinstance(ranks, int) else set(ranks)))
     self.check(ranks)
     check_syntax(code)
     with self.lock:
-        cell = Cell(self, next(self.numbers), code, ranks, name, count, self.job.id)
+        cell = Cell(self, next(self.numbers), code, ranks, name, count, self.job.id, traced=bool(trace))
         cell.reader = JobReader(self.paths.root)
         cell.reader.readers = {r: cell.reader.readers[r] for r in ranks}
         for reader in (cell.reader.launcher, *cell.reader.readers.values()): reader.skip()
@@ -118,7 +118,7 @@ def send(self: Session, code: str, ranks=None, name: str = "", count: int = 0) -
         cell.outputs = {r: [] for r in ranks}
         self.cells[cell.number] = cell
         for old in [n for n, c in self.cells.items() if n <= cell.number - KEPT and c.finished]: del self.cells[old]
-        label = json.dumps(dict(cell=cell.number, count=count or cell.number))
+        label = json.dumps(dict(cell=cell.number, count=count or cell.number, trace=trace))
         for r in ranks:
             uuid = self.client._engines[self.engines[r]].encode()          # as ipyparallel's own views do (9.2)
             cell.futures[r] = self.client.send_execute_request(self.client._mux_socket, code, silent=False, ident=uuid, metadata=dict(label=label))
@@ -182,6 +182,22 @@ def _hear_output(self: Session, rank, e):
 @patch
 def _text(self: Session, rank, offset, length) -> str:
     with open(self.paths.output(rank), "rb") as f: return os.pread(f.fileno(), length, offset).decode(errors="replace")
+
+# %% ../nbs/session/28_session.ipynb #2521b58a
+@patch
+def trace(self: Session, steps: int = 5, memory: bool = False, stacks: bool = False) -> str:
+    "Record a trace of the next `steps` steps of the cell that runs, on its ranks; returns the recording's name. Does not wait: `timeline()` does. Raises `DtnbError` if no cell runs, or if a rank can't"
+    cells = [c for c in self.cells.values() if c.pending and not c.finished]
+    if not cells: raise DtnbError("no cell is running whose steps could be recorded: %%distributed --trace=5 records those of a cell from its start")
+    ranks, question = list(cells[0].ranks), f"trace-{secrets.token_hex(4)}"
+    told = {r: self._question(r, "trace", **dict(key=question), steps=check_steps(steps), ranks=ranks, memory=memory, stacks=stacks) for r in ranks}
+    names = [self._answer(q, time.monotonic() + 5, r, "did not answer (trace)")[0]["name"] for r, q in told.items()]
+    return names[0]
+
+@patch
+def timeline(self: Session, name: str | None = None, timeout: float = 60):
+    "The traces of a recording (default: the last; a cell's number names it) on one clock: a `Timeline`. Waits at most `timeout` seconds until they are written. Raises `DtnbError` if there are none"
+    return self.job.timeline(None if name is None else str(name), timeout)
 
 # %% ../nbs/session/28_session.ipynb #17308018
 @patch

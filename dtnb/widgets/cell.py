@@ -45,15 +45,15 @@ class Page:
 # %% ../../nbs/widgets/31_cell.ipynb #aa4c7ce1
 class CellDisplay:
     "Draws one cell: `update` while it runs, `finish` at its end, `late` for what comes afterwards"
-    def __init__(self, quiet: bool = False, on_cancel=None):
-        self.page, self.quiet, self.on_cancel, self.progress, self.t, self.figures = Page(), quiet, on_cancel, None, time.monotonic(), 0
+    def __init__(self, quiet: bool = False, on_cancel=None, on_trace=None):
+        self.page, self.quiet, self.on_cancel, self.on_trace, self.progress, self.t, self.figures = Page(), quiet, on_cancel, on_trace, None, time.monotonic(), 0
 
     def update(self, cell: Cell):
         if self.quiet or time.monotonic() - self.t < SOON: return
         cell.reader.poll()
         cell.view.text = tail(cell)
         if self.page.kernel:
-            if self.progress is None: self.progress = ProgressDisplay(self.on_cancel)
+            if self.progress is None: self.progress = ProgressDisplay(self.on_cancel, self.on_trace)
             self.progress.update(cell.view)
         self._figures(cell)
 
@@ -67,7 +67,7 @@ class CellDisplay:
     def finish(self, cell: Cell):
         "Write what stays"
         cell.reader.poll()
-        counted = any(v.bars or v.scalars for v in cell.view.ranks.values())
+        counted = any(v.bars or v.scalars or v.traces for v in cell.view.ranks.values())
         if self.progress is not None:
             self.progress.finish(cell.view)
             self.page.clear(wait=counted or any(cell.outputs.values()))
