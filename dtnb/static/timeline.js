@@ -1144,7 +1144,7 @@ async function view(root, data, source) {
   paint();
   if (scene.moment) restore(scene.moment);
   return {
-    restore, moment, ranks, scene, now, lanes: () => lanes.filter(l => l.kind === "row").map(l => ({ r: l.r.i, row: l.row, y: l.y - scroller.scrollTop, h: l.h, squeezed: !!l.thin })),
+    restore, moment, ranks, scene, now, aim, lanes: () => lanes.filter(l => l.kind === "row").map(l => ({ r: l.r.i, row: l.row, y: l.y - scroller.scrollTop, h: l.h, squeezed: !!l.thin })),
     /** For tests and benchmarks: draw this part at once. @param {number} a @param {number} b */
     at(a, b) { show(a, b, true); cancelAnimationFrame(waiting); frame(); },
     stop() { gone = true; cancelAnimationFrame(waiting); clearTimeout(later); clearTimeout(soon); sizes.disconnect(); themes.disconnect(); darkness.removeEventListener("change", themed); root.replaceChildren(); },
