@@ -21,6 +21,8 @@ class Launcher(ABC):
     "Starts a job's ranks somewhere"
     defaults: dict = {}   # every option, with its default
     keeps_siblings = False  # whether ranks can outlive each other; a session needs that
+    queues = False          # whether a job may have to wait for its turn; then a session's ranks are started anew where they are
+    startup = 60            # seconds that the ranks of a session may take to start, once it is their turn
 
     def __init__(self, **options):
         for key in options:
@@ -49,6 +51,10 @@ class Launcher(ABC):
     @classmethod
     def refresh(cls, jobs: list[Job]):
         "Find out at once, for a list, what `poll` would tell of each in its time"
+
+    def waiting(self, job: Job) -> str:
+        "Why it is not a job's turn yet, in words; '' if it is, or was"
+        return ""
 
     def save(self, job: Job, again: bool):
         "Ask a job to save and end, and with `again` to go on from there; does not wait. Raises `LaunchError`"
@@ -83,7 +89,7 @@ def launch_on(launcher: Launcher, fn, args=(), kwargs=None, **more) -> Job:
     "Freeze a call, write its job directory and start it; returns at once. `more` are further fields of its `JobSpec`. Raises `LaunchError`, `ValueError`, `TypeError` before anything starts"
     if not callable(fn): raise TypeError(f"launch needs a function, not {type(fn).__name__}: pass the function itself, without calling it")
     spec = replace(make_spec(launcher, more.pop("name", None) or getattr(fn, "__name__", type(fn).__name__)), **more)
-    if spec.keep_siblings and not launcher.keeps_siblings: raise LaunchError(f"{type(launcher).__name__} stops all ranks when one ends, so it can't host a session: use Local")
+    if spec.keep_siblings and not launcher.keeps_siblings: raise LaunchError(f"{launcher} stops all ranks when one ends, so it can't host a session: use Local, or Slurm")
     frozen = freeze(fn, args, kwargs, launcher.options.get("max_payload_mb", 64))
     paths = JobPaths(make_private(jobs_dir() / spec.job_id))
     try: launcher.pack(paths, frozen, fn, args, kwargs or {})
