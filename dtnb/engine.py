@@ -7,7 +7,7 @@ __all__ = ['here', 'ipp_folder', 'connection_file', 'serve_controller', 'Shell',
            'offer']
 
 # %% ../nbs/session/23_engine.ipynb #9550128f
-import asyncio, json, logging, os, re, signal, socket, sys, threading, time, traceback
+import asyncio, json, logging, os, re, secrets, signal, socket, sys, threading, time, traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ def serve_controller(paths, sockets, addr: str = ""):
     os.environ["IPYTHONDIR"] = str(make_private(paths.tmp / "ipython"))
     logging.disable(logging.ERROR)                       # a line for every heartbeat that a dead rank misses
     app = Controller()
+    app.config.Session.key = secrets.token_hex(32).encode()   # messages are signed, too; told to be encrypted, it would leave that out
     where = ["--transport=tcp", f"--ip={addr}", f"--IPController.location={addr}", "--IPController.enable_curve=True"] if addr else ["--transport=ipc", f"--ip={sockets}/ipp", "--ports=1-60"]
     app.initialize([f"--profile-dir={ipp_folder(paths)}", *where, "--IPController.use_threads=True", "--nodb", "--log-level=50",
                     "--HeartMonitor.period=50", "--HeartMonitor.max_heartmonitor_misses=1000000000", "--TaskScheduler.scheme_name=pure"])

@@ -34,7 +34,8 @@ class Session(Link):
     'none' leaves it to you, another word names its backend; `lease`: seconds that the ranks outlive their kernel; `timeout`: seconds that they may take to start once it is
     their turn (default: the launcher's `startup`). Raises `LaunchError` if they don't. An interrupt while they wait for their turn takes them out of the queue"""
     outlives = False           # set when the kernel restarts: the next one can attach
-    waiting = None             # is told, in words, what the session waits for before it can start; '' when it waits no longer
+
+    def waiting(self, words: str): "Told what the session waits for before it can start; '' when it waits no longer. `dtnb.api` shows it"
 
     def __init__(self, nproc: int | None = None, on=None, init: str = "auto", name: str = "session", lease: float = 600, timeout: float | None = None):
         if on is None:
@@ -63,7 +64,7 @@ class Session(Link):
         "While it is not the job's turn; returns for how many seconds"
         began, told = time.monotonic(), ""
         while (words := self.on.waiting(self.job)) and not self.job.state.ended:
-            if self.waiting and words != told: self.waiting(told := words)
+            if words != told: self.waiting(told := words)
             time.sleep(.2)
         if told: self.waiting("")
         return time.monotonic() - began
@@ -222,7 +223,7 @@ def pull(self: Session, *names: str, ranks=None, timeout: float = 60) -> dict:
 @patch
 def _offered(self: Session, rank, names, timeout, default=False):
     token = secrets.token_hex(8)
-    self.tell(dict(op="expect", id=token))
+    self.tell(dict(op="expect", id=token, rank=rank))
     self.apply((rank,), timeout, offer, token, names, default)
     _, fds = self._answer(token, time.monotonic() + timeout, rank, f"did not send {', '.join(names)}")
     return unpack(fds[0])

@@ -143,12 +143,12 @@ def _drop(self: Gate, strand):
     channel.close()
 
 # %% ../nbs/rank/21_wire.ipynb #5af58fc6
-def _call(context, door, kind, address):
-    "A socket that is about to be connected to a gate"
+def _caller(context, door, kind):
+    "A socket with the keys for a gate"
     sock = _alive(context.socket(kind))
     sock.curve_serverkey, sock.curve_publickey, sock.curve_secretkey = (door[k].encode() for k in ("server", "public", "secret"))
     sock.linger = 0
-    return sock if sock.connect(address) else sock
+    return sock
 
 def _unreachable(door, patience) -> LaunchError:
     return LaunchError(f"{socket.gethostname()} does not reach the ranks on {door['host']}: nothing answered at {door['address']} in {patience:g} s. "
@@ -162,11 +162,14 @@ def dial(doors: list[dict], patience: float = 15) -> Channel:
         if not sock.poll(max(1, 1000 * (end - time.monotonic()))): raise _unreachable(door, patience)
         return sock.recv_multipart()
     try:
-        fronts = [_call(context, d, zmq.REQ, d["address"]) for d in doors]
-        for f in fronts: f.send(b"")
+        fronts = [_caller(context, d, zmq.REQ) for d in doors]
+        for f, d in zip(fronts, doors):
+            f.connect(d["address"])
+            f.send(b"")
         for f, d in zip(fronts, doors):
             (port,) = heard(f, d)
-            strands.append(Strand(_call(context, d, zmq.PAIR, f"{d['address'].rpartition(':')[0]}:{port.decode()}")))
+            strands.append(Strand(_caller(context, d, zmq.PAIR)))   # its monitor sees from the first moment who is connected
+            strands[-1].sock.connect(f"{d['address'].rpartition(':')[0]}:{port.decode()}")
             strands[-1].send(carry(dict(op="here")))
         for s, d in zip(strands, doors): s.met = bool(heard(s.sock, d))
     except BaseException:
