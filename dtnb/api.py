@@ -119,6 +119,9 @@ def wait(self: Job, timeout: float | None = None, draw: bool = True) -> JobState
     if not draw or self.state.ended or self.watcher: return self.follow(timeout).state
     return _draw(self, timeout).state
 
+Job.watcher = None  # the thread that draws this job, if one does
+
+# %% ../nbs/40_api.ipynb #25c46ba0
 @patch
 def waiting(self: Session, words: str):
     "Show what a session waits for"
@@ -129,4 +132,3 @@ def waiting(self: Session, words: str):
     if not words: self.line = None
 
 Session.line = None  # where that is shown
-Job.watcher = None  # the thread that draws this job, if one does

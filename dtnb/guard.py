@@ -446,7 +446,7 @@ def _on_term(self: Guard, why):
     if self.saving: self.again = False                     # it saves, and then it ends
     elif any(c.saves for c in self.children.values()): self.wanted = dict(again=False, why=why)
     else:
-        self.theirs = bool(self.post.scheduler) and not self.cancelled
+        self.theirs |= bool(self.post.scheduler) and not self.cancelled   # it may ask more than once
         self.cancel(why)
 
 @patch

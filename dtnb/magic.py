@@ -109,18 +109,6 @@ _CELL = _parser("%%distributed", ranks=("-r", False), name=(None, False), detach
 _RESTART = _parser("%dist restart", ranks=(None, False))
 _START = _parser("%dist start", nproc=("-n", False), init=(None, False), on=(None, False))
 
-def options_of(words: list[str]) -> dict:
-    "`--gpus-per-node 2 --partition=gpu --exclusive` as a launcher's options: `gpus_per_node=2, partition='gpu', exclusive=True`. Raises `UsageError`"
-    found, name = {}, ""
-    for word in words:
-        if word.startswith("--"):
-            name, eq, value = word[2:].replace("-", "_", word.partition("=")[0].count("-") - 2).partition("=")
-            found[name] = value if eq else True
-            if eq: name = ""
-        elif name: found[name], name = word, ""
-        else: raise UsageError(f"%dist start: {word!r} belongs to no option")
-    return {k: int(v) if isinstance(v, str) and v.isdigit() and str(int(v)) == v else v for k, v in found.items()}
-
 HELP = """%dist start [-n 4] [--init auto|none|gloo|nccl]   start ranks that keep their variables
 %dist start --on slurm --nodes 2 --gpus-per-node 2 --time 2:00:00
                                                   the same as a job of Slurm's; also --nproc-per-node, --partition and what else sbatch takes
@@ -136,6 +124,19 @@ s = %dist session                                 the dtnb.Session itself
 %dist restart [--ranks 2]                         fresh ranks: all of them, or some
 %dist resize 4                                    more ranks, or fewer; those that stay keep their variables
 %dist stop                                        end the ranks"""
+
+# %% ../nbs/43_magic.ipynb #a80682b5
+def options_of(words: list[str]) -> dict:
+    "`--gpus-per-node 2 --partition=gpu --exclusive` as a launcher's options: `gpus_per_node=2, partition='gpu', exclusive=True`. Raises `UsageError`"
+    found, name = {}, ""
+    for word in words:
+        if word.startswith("--"):
+            name, eq, value = word[2:].replace("-", "_", word.partition("=")[0].count("-") - 2).partition("=")
+            found[name] = value if eq else True
+            if eq: name = ""
+        elif name: found[name], name = word, ""
+        else: raise UsageError(f"%dist start: {word!r} belongs to no option")
+    return {k: int(v) if isinstance(v, str) and v.isdigit() and str(int(v)) == v else v for k, v in found.items()}
 
 # %% ../nbs/43_magic.ipynb #dc5b0170
 @magics_class

@@ -315,7 +315,7 @@ def close(self: Session, timeout: float = 10):
         except JobTimeoutError:
             with contextlib.suppress(DtnbError, OSError): self.job.cancel("closed")   # its guards are not reached
         with self.lock:
-            for channel in (self.control, self.live): channel.close()
+            for channel in filter(None, (self.control, self.live)): channel.close()
     self.ended = self.ended or "closed"
 
 @patch

@@ -42,17 +42,19 @@ class Page:
         sys.stdout.flush(); sys.stderr.flush()
         self.kernel.session.send(self.kernel.iopub_socket, kind, content, parent=self.parent, ident=self.kernel._topic(kind))
 
-# %% ../../nbs/widgets/31_cell.ipynb #aa4c7ce1
+# %% ../../nbs/widgets/31_cell.ipynb #9114045c
 class WaitingLine:
     "What a session waits for, in one line that changes"
     def __init__(self): self.page, self.began, self.kind, self.id = Page(), time.monotonic(), "display_data", f"dtnb-{time.time_ns()}"
 
     def __call__(self, words: str):
         "'': it waits no longer"
-        text = f"{words} (to leave the queue, interrupt the kernel)" if words else f"waited {time.monotonic() - self.began:.0f} s for its turn"
-        self.page.show(self.kind, dict(data={"text/plain": text}, metadata={}, transient=dict(display_id=self.id)))
+        text = f"{words} (an interrupt leaves the queue)" if words else f"waited {time.monotonic() - self.began:.0f} s for its turn"
+        if not self.page.kernel: self.page.stream("stderr", f"{text}\n")
+        else: self.page.show(self.kind, dict(data={"text/plain": text}, metadata={}, transient=dict(display_id=self.id)))
         self.kind = "update_display_data"
 
+# %% ../../nbs/widgets/31_cell.ipynb #aa4c7ce1
 class CellDisplay:
     "Draws one cell: `update` while it runs, `finish` at its end, `late` for what comes afterwards"
     def __init__(self, quiet: bool = False, on_cancel=None):
