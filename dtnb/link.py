@@ -89,7 +89,7 @@ def until(self: Link, end, true, what):
         self.hear()
         if new := set(self.dead) - self.lost: raise _as_error(self.dead[min(new)])
         if (state := self.job.state).ended: raise self.job.exception() or LaunchError(f"the session ended while it started: {state}")
-        if time.monotonic() > end: raise LaunchError(f"the session did not start in time: {what} did not come. Its log: {self.paths.launcher_log}")
+        if time.monotonic() > end: raise LaunchError(f"the session did not start in time: {what} did not come. Its logs are in {self.paths.root}")
         time.sleep(.005)
     return got
 

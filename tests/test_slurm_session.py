@@ -87,7 +87,8 @@ def test_a_rank_raises_while_others_wait(s):
 def test_where_a_rank_waits_and_the_interrupt(s):
     cell = s.send("import time\nif rank == 2: time.sleep(600)\ndist.barrier()")
     wait_until(lambda: (w := s.where(0)) is not None and w.waits and w.function == "barrier", what="rank 0 in the barrier")
-    assert "line 2 of the cell" in str(s.where(2)) and not s.where(2).waits
+    wait_until(lambda: "line 2 of the cell" in str(s.where(2)), what="rank 2 asleep")
+    assert not s.where(2).waits
     assert cell.cancel(30) == "failed" and cell.exception().told["type"] == "KeyboardInterrupt" and not s.dead
     assert s.run("z = torch.ones(1)\ndist.all_reduce(z)\nz.item()", timeout=60).result() == dict.fromkeys(range(4), 4.0)
 
@@ -240,6 +241,19 @@ os.kill(os.getpid(), signal.SIGKILL)
     finally: s.close()
     assert s.job.state == "done"
     wait_until(lambda: not dtnb_processes(s.job), 40, "the end of all")
+
+
+@pytest.mark.skipif(not SLOW, reason="a minute: make test-all")
+def test_a_kernel_that_was_killed_in_the_queue(cluster):
+    "Its session starts all the same, and waits for another kernel"
+    blocker = cluster.submit("sleep 600", "-N2", "--exclusive")
+    cluster.wait(blocker, "RUNNING", seconds=60)
+    code = "import os, signal, dtnb, dtnb.api\ndef waiting(self, words):\n    if 'wait' in words or 'before it' in words: os.kill(os.getpid(), signal.SIGKILL)\ndtnb.Session.waiting = waiting\ndtnb.Session(on=dtnb.Slurm(nodes=2, exclusive=True))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == -signal.SIGKILL
+    cluster.run("scancel", blocker)
+    from dtnb.session import running
+    wait_until(running, 120, "a session that waits")
+    with dtnb.Session.attach() as s: assert s.run("world_size").result() == {0: 2, 1: 2}
 
 
 def test_a_lease_ends_the_job(cluster):
