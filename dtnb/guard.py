@@ -524,7 +524,9 @@ def over(self: Guard) -> bool:
     if all_gone and not self.starters: return True
     if all_gone and len(here) == self.post.nproc and all(c.said or self._secondary(c) or c.local_rank in self.exits for c in here): return True
     if self.deadline is None or time.monotonic() < self.deadline: return False
-    if self.saving and self.failed_t is None: self.cancelled = self.cancelled or f"{self.saving}; it did not save within {self._time_to_save():g} s"
+    if self.saving and self.failed_t is None:
+        self.cancelled = self.cancelled or f"{self.saving}; it did not save within {self._time_to_save():g} s"
+        self.theirs |= bool(self.post.scheduler)
     return True
 
 @patch

@@ -225,9 +225,10 @@ class DistMagics(Magics):
     def _dist_start(self, line):
         a, more = _START.parse_known_args(shlex.split(line))
         if a.nproc is not None and not a.nproc.isdigit(): raise UsageError(f"%dist start -n {a.nproc}: -n is a number of ranks")
-        if a.nproc and a.on: raise UsageError(f"-n is for this machine's ranks: say what {a.on} takes, such as --nodes 2 --nproc-per-node {a.nproc}")
         if more and not a.on: _START.error(f"unrecognized arguments: {' '.join(more)}")
-        self.start(a.nproc and int(a.nproc), a.init or "auto", a.on and launcher_named(a.on, **options_of(more)))
+        n = dict(nproc=int(a.nproc)) if a.nproc else {}
+        if a.on: self.start(None, a.init or "auto", launcher_named(a.on, **n, **options_of(more)))
+        else: self.start(n.get("nproc"), a.init or "auto")
 
     def _has(self) -> Session:
         if self.session is None or self.session.ended: raise UsageError("no ranks are running: %dist start -n 2")

@@ -178,6 +178,7 @@ def test_one_node_and_gpus_by_the_magic(cluster, tmp_path):
     try:
         assert "belongs to no option" in run("%load_ext dtnb\n%dist start --on slurm 7")
         assert "has no option 'gpus_per_nod': did you mean 'gpus_per_node'" in run("%dist start --on slurm --gpus-per-nod 2")
+        assert "Slurm has no option 'nproc': did you mean 'nproc_per_node'" in run("%dist start -n 2 --on slurm")
         assert "this process is in no allocation" in run("%dist start --on srun")
         assert "2 ranks (gloo on CPU) ready" in (said := run("%dist start --on slurm --gpus-per-node 2 --nodelist=node2 --time 0:30:00 --job-name 'my ranks'")), said
         assert "node2 2" in run("%%distributed\nimport os, socket\nprint(socket.gethostname(), len(os.environ['CUDA_VISIBLE_DEVICES'].split(',')))")
@@ -246,11 +247,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.skipif(not SLOW, reason="a minute: make test-all")
 def test_a_kernel_that_was_killed_in_the_queue(cluster):
     "Its session starts all the same, and waits for another kernel"
-    blocker = cluster.submit("sleep 600", "-N2", "--exclusive")
-    cluster.wait(blocker, "RUNNING", seconds=60)
-    code = "import os, signal, dtnb, dtnb.api\ndef waiting(self, words):\n    if 'wait' in words or 'before it' in words: os.kill(os.getpid(), signal.SIGKILL)\ndtnb.Session.waiting = waiting\ndtnb.Session(on=dtnb.Slurm(nodes=2, exclusive=True))"
+    code = "import os, signal, dtnb, dtnb.api\ndef waiting(self, words):\n    if 'waits for its begin time' in words: os.kill(os.getpid(), signal.SIGKILL)\ndtnb.Session.waiting = waiting\ndtnb.Session(on=dtnb.Slurm(nodes=2, begin='now+10'))"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == -signal.SIGKILL
-    cluster.run("scancel", blocker)
     from dtnb.session import running
     wait_until(running, 120, "a session that waits")
     with dtnb.Session.attach() as s: assert s.run("world_size").result() == {0: 2, 1: 2}
