@@ -171,6 +171,13 @@ def ask_all(self: Link, ranks, what: str, timeout: float = 2, by=None, op: str =
     return told
 
 @patch
+def share(self: Link, ranks, what: str, timeout: float, fds=(), **more) -> dict:
+    "The same of several ranks, which get the same descriptors: what these hold goes to each host once. Raises `DtnbError` if one doesn't answer"
+    question, end = secrets.token_hex(8), time.monotonic() + timeout
+    self.tell(dict(op="share", id=question, ranks=list(ranks), what=what, **more), fds)
+    return {r: self._answer(f"{question}-{r}", end, r, f"did not answer ({what})")[0] for r in ranks}
+
+@patch
 def _question(self: Link, rank, what, fds=(), op="ask", **more) -> str:
     question = secrets.token_hex(8)
     self.tell(dict(op=op, id=question, rank=rank, what=what, **more), fds)

@@ -205,8 +205,7 @@ def push(self: Session, ranks=None, timeout: float = 60, **values):
     token = secrets.token_hex(8)
     try: fd = pack(values)
     except Exception as err: raise TypeError(f"{', '.join(values)} can't be sent: {err}") from None
-    try:
-        for r in ranks: self.ask(r, "hold", timeout, [fd], token=token)
+    try: self.share(ranks, "hold", timeout, [fd], token=token)
     finally: os.close(fd)
     self.apply(ranks, timeout, bind, token)
 

@@ -178,7 +178,7 @@ def test_one_node_and_gpus_by_the_magic(cluster, tmp_path):
     try:
         assert "belongs to no option" in run("%load_ext dtnb\n%dist start --on slurm 7")
         assert "has no option 'gpus_per_nod': did you mean 'gpus_per_node'" in run("%dist start --on slurm --gpus-per-nod 2")
-        assert "Slurm has no option 'nproc': did you mean 'nproc_per_node'" in run("%dist start -n 2 --on slurm")
+        assert "Slurm takes no 'nproc': give nodes and nproc_per_node" in run("%dist start -n 2 --on slurm")
         assert "this process is in no allocation" in run("%dist start --on srun")
         assert "2 ranks (gloo on CPU) ready" in (said := run("%dist start --on slurm --gpus-per-node 2 --nodelist=node2 --time 0:30:00 --job-name 'my ranks'")), said
         assert "node2 2" in run("%%distributed\nimport os, socket\nprint(socket.gethostname(), len(os.environ['CUDA_VISIBLE_DEVICES'].split(',')))")

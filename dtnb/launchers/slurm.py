@@ -41,7 +41,7 @@ _SBATCH = """account begin bb bbf cluster_constraint comment constraint containe
 gpu_bind gpu_freq gpus_per_node gpus_per_task gres gres_flags hold job_name licenses mail_type mail_user mcs_label mem mem_per_cpu mem_per_gpu mincpus nice nodefile nodelist no_kill nodes ntasks_per_node
 overcommit oversubscribe partition power prefer priority profile propagate qos reboot requeue no_requeue reservation sockets_per_node spread_job switches thread_spec threads_per_core time time_min tmp use_min_nodes wckey""".split()
 _NOT_OURS = dict(clusters="set SLURM_CONF to the other cluster's file", array="one launch is one job: call launch once for each", output="each rank has its own log: job.logs(rank)", error="each rank has its own log: job.logs(rank)", wrap="pass a function to launch",
-                 ntasks="give nodes and nproc_per_node (or ntasks_per_node): Slurm may split ntasks unevenly", signal="give signal_delay_s, the seconds before the end at which ranks save", chdir="the job runs in the notebook's folder")
+                 nproc="give nodes and nproc_per_node", ntasks="give nodes and nproc_per_node (or ntasks_per_node): Slurm may split ntasks unevenly", signal="give signal_delay_s, the seconds before the end at which ranks save", chdir="the job runs in the notebook's folder")
 _OWN = dict(nodes=1, nproc_per_node=None, signal_delay_s=90, setup=None, srun_args=None, python=None, env=None, max_payload_mb=64, style="dtnb", allocation=None)
 _STEP = "cpus_per_gpu cpus_per_task exclude gpu_bind gpus_per_node gpus_per_task gres job_name mem mem_per_cpu mem_per_gpu nodelist time".split()   # what srun takes in an allocation
 

@@ -23,14 +23,26 @@ class Siblings:
 # %% ../../nbs/rank/16_siblings.ipynb #e0f95bcd
 @patch
 def _op_ask(self: Siblings, channel, m):
-    fds, c = channel.take(m), self.children.get(m.get("rank"))
+    fds = channel.take(m)
+    self._ask(channel, m, fds)
+    for fd in fds: os.close(fd)
+
+@patch
+def _op_share(self: Siblings, channel, m):
+    "The same question to several ranks, which have the same descriptors; each answers with the question's id and its rank"
+    fds = channel.take(m)
+    for r in m["ranks"]: self._ask(channel, m | dict(op="ask", rank=r, id=f"{m['id']}-{r}"), fds)
+    for fd in fds: os.close(fd)
+
+@patch
+def _ask(self: Siblings, channel, m, fds):
+    c = self.children.get(m.get("rank"))
     if c is None or c.gone: channel.send(dict(op="answer", id=m["id"], error=f"rank {m.get('rank')} is gone"))
     else:
         self.askers[m["id"]] = channel
         heard = False
         with contextlib.suppress(OSError): heard = c.channel.send(m, fds) is None if fds else c.channel.offer(m)   # a stopped one must not stop the guard
-        if not heard: self._op_answer(channel, dict(op="answer", id=m["id"], error=f"rank {c.rank} does not listen"))   # or it dies at this moment
-    for fd in fds: os.close(fd)
+        if not heard: self._pass_on(dict(op="answer", id=m["id"], error=f"rank {c.rank} does not listen"), ())   # or it dies at this moment
 
 @patch
 def _op_expect(self: Siblings, channel, m):
