@@ -142,7 +142,7 @@ def hear(self: Link):
     elif (view := self.job.view).state.ended: self.ended = view.reason or str(view.state)   # its guard was killed, or its launcher ended it
     else:
         self.hung_up = self.hung_up or time.monotonic()
-        if time.monotonic() > self.hung_up + WORD: self.ended = f"its ranks are not reached any more, and nobody says why; last heard: {view.reason or view.state}"
+        if time.monotonic() > self.hung_up + WORD: self.ended = f"its ranks are not reached any more, and nobody says why; if they still run, %dist attach takes them up again; last heard: {view.reason or view.state}"
 
 @patch
 def _miss(self: Link):

@@ -171,15 +171,21 @@ def test_one_node_and_gpus_by_the_magic(cluster, tmp_path):
     "In a real kernel: start, a cell, status, restart; Slurm's end is said, and no local ranks take its place"
     from jupyter_client.manager import start_new_kernel
     manager, client = start_new_kernel(env=os.environ | dict(IPYTHONDIR=str(tmp_path)))
-    def run(code):
+    def run(code, until=None):
+        "What a cell shows; with `until`, it is interrupted when it has shown that"
         said = []
-        client.execute_interactive(code, timeout=120, output_hook=lambda m: said.append("".join(m["content"].get("traceback", [])) + m["content"].get("text", "") + str(m["content"].get("data", {}).get("text/plain", ""))))
+        def show(m):
+            said.append("".join(m["content"].get("traceback", [])) + m["content"].get("text", "") + str(m["content"].get("data", {}).get("text/plain", "")))
+            if until and until in said[-1]: manager.interrupt_kernel()
+        client.execute_interactive(code, timeout=120, output_hook=show)
         return re.sub(r"\x1b\[[0-9;]*m", "", "".join(said))
     try:
         assert "belongs to no option" in run("%load_ext dtnb\n%dist start --on slurm 7")
         assert "has no option 'gpus_per_nod': did you mean 'gpus_per_node'" in run("%dist start --on slurm --gpus-per-nod 2")
         assert "Slurm takes no 'nproc': give nodes and nproc_per_node" in run("%dist start -n 2 --on slurm")
         assert "this process is in no allocation" in run("%dist start --on srun")
+        assert "interrupted: no ranks were started" in (said := run("%dist start --on slurm --begin now+600 --job-name later", until="waits for its begin time")), said
+        assert not cluster.run("squeue", "-h", "-n", "later").stdout.strip()
         assert "2 ranks (gloo on CPU) ready" in (said := run("%dist start --on slurm --gpus-per-node 2 --nodelist=node2 --time 0:30:00 --job-name 'my ranks'")), said
         assert "node2 2" in run("%%distributed\nimport os, socket\nprint(socket.gethostname(), len(os.environ['CUDA_VISIBLE_DEVICES'].split(',')))")
         assert "2 ranks, Slurm, since" in run("%dist status")
@@ -191,7 +197,7 @@ def test_one_node_and_gpus_by_the_magic(cluster, tmp_path):
             nonlocal said
             return "CANCELLED: cancelled outside dtnb (scancel)" in (said := run("%dist status"))
         wait_until(ended, 60, "the end is said")
-        assert "this session has ended (CANCELLED" in run("%%distributed\n1") and len([p for p in Path(os.environ["DTNB_HOME"], "jobs").iterdir()]) == 1
+        assert "this session has ended (CANCELLED" in run("%%distributed\n1") and len([p for p in Path(os.environ["DTNB_HOME"], "jobs").iterdir()]) == 2
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=False)
@@ -199,6 +205,7 @@ def test_one_node_and_gpus_by_the_magic(cluster, tmp_path):
 
 # ---- the end
 
+@pytest.mark.skipif(not SLOW, reason="the magics' test and the allocation's cancel from outside, too: make test-all")
 def test_scancel_from_outside(cluster):
     with dtnb.Session(on=dtnb.Slurm(nodes=2)) as s:
         cell = s.send("import time\ntime.sleep(600)")
