@@ -315,6 +315,11 @@ def ends_rows(slurm):
 def watch_rows(slurm):
     for w in slurm["watched"]: yield [WATCHED[w["what"]], f"{w['cpu']:.2f}", f"{w['controller']:.2f}", f"{w['calls']:.0f}"]
 
+def session_rows(slurm):
+    for what, words in dict(start="start: all ranks are there and one group", cell="an empty cell on all ranks").items():
+        ours, theirs = ([f["s"] for f in slurm["sessions"] if f["what"] == what and f["peer"] == peer] for peer in ("dtnb", "ipyparallel"))
+        yield [words, spread(ours, digits=3), spread(theirs, digits=3), ratio(theirs, ours)]
+
 def slurm_aims(slurm):
     ours, bare, printed = (median(lines_of(slurm, peer)) for peer in ("dtnb", "sbatch", "sbatch, no import"))
     guard, last = median(lines_of(slurm, "dtnb", "returned", "guard")), median(lines_of(slurm, "dtnb", "guard", "last"))
@@ -339,6 +344,10 @@ A private Slurm {slurm["version"]} of two nodes, both on this machine's {len(os.
 One rank a node, {slurm["repeats"]} of each, in turn; seconds. The function imports torch and prints. dtnb's ranks are forks of a guard that has imported it, so there is nothing left to import for the function.
 
 {table(["", *SUBMITS.values(), "`sbatch` / dtnb", "submitit / dtnb"], submit_rows(slurm))}
+
+A session of two nodes with two ranks each, beside the engines of ipyparallel's own Slurm launcher (its controller on this machine, not encrypted); seconds.
+
+{table(["", "dtnb", "ipyparallel", "ipyparallel / dtnb"], session_rows(slurm))}
 
 `import torch` in a plain Python at the same time: {spread(slurm["imports"]["1"])} s; in two at once {spread(slurm["imports"]["2"])} s.
 

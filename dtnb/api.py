@@ -17,6 +17,7 @@ from .job import DtnbError, JobState, LaunchError, jobs_dir
 from .launchers.launcher import launch_on, open_job, refresh, relaunch
 from .rank.checkpoint import latest
 from .reader import opening
+from .session import Session
 
 # %% ../nbs/40_api.ipynb #cae8cfd6
 def launch(fn, *args, on=None, trace=None, **kwargs) -> Job:
@@ -137,3 +138,15 @@ def wait(self: Job, timeout: float | None = None, draw: bool = True) -> JobState
     return _draw(self, timeout).state
 
 Job.watcher = None  # the thread that draws this job, if one does
+
+# %% ../nbs/40_api.ipynb #25c46ba0
+@patch
+def waiting(self: Session, words: str):
+    "Show what a session waits for"
+    if self.line is None:
+        from dtnb.widgets.cell import WaitingLine
+        self.line = WaitingLine()
+    self.line(words)
+    if not words: self.line = None
+
+Session.line = None  # where that is shown

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HELP', 'ranks_of', 'steps_of', 'names_of', 'wait_for_traces', 'show_traces', 'Interrupted', 'Refused', 'BadSyntax',
-           'shortly', 'run_cell', 'detach', 'DistMagics', 'status_text', 'who_text', 'transform', 'on_ranks',
-           'make_matcher', 'ask', 'inspect_mime', 'NbDistributedMagics', 'load', 'unload']
+           'shortly', 'run_cell', 'detach', 'options_of', 'DistMagics', 'status_text', 'who_text', 'transform',
+           'on_ranks', 'make_matcher', 'ask', 'inspect_mime', 'NbDistributedMagics', 'load', 'unload']
 
 # %% ../nbs/43_magic.ipynb #e9f5f967
 import argparse, contextlib, shlex, threading, time
@@ -17,7 +17,9 @@ from .event import Event, EventKind
 from .fold import name
 from .job import DtnbError
 from .cell import Cell, CellFailedError
-from .session import Session, check_syntax, close_all, running
+from .api import Session
+from .launchers.launcher import launcher_named
+from .session import check_syntax, close_all, running
 from .trace.recordings import OVER, recordings
 from .widgets.cell import CellDisplay
 
@@ -148,9 +150,12 @@ _CELL = _parser("%%distributed", ranks=("-r", False), name=(None, False), detach
 _CELL.add_argument("--trace", nargs="?", const="all")
 _TRACE = _parser("%dist trace", steps=("-n", False), memory=(None, True), stacks=(None, True))
 _RESTART = _parser("%dist restart", ranks=(None, False))
-_START = _parser("%dist start", nproc=("-n", False), init=(None, False))
+_START = _parser("%dist start", nproc=("-n", False), init=(None, False), on=(None, False))
 
 HELP = """%dist start [-n 4] [--init auto|none|gloo|nccl]   start ranks that keep their variables
+%dist start --on slurm --nodes 2 --gpus-per-node 2 --time 2:00:00
+                                                  the same as a job of Slurm's; also --nproc-per-node, --partition and what else sbatch takes
+%dist start --on srun                             the same in the allocation that this notebook runs in
 %dist status                                      what they are and do
 %dist who [NAME ...]                              their variables, and where ranks differ
 %dist pull NAME ...                               bring variables as {rank: value}
@@ -165,6 +170,19 @@ s = %dist session                                 the dtnb.Session itself
 %dist resize 4                                    more ranks, or fewer; those that stay keep their variables
 %dist stop                                        end the ranks"""
 
+# %% ../nbs/43_magic.ipynb #e994d578
+def options_of(words: list[str]) -> dict:
+    "`--gpus-per-node 2 --partition=gpu --exclusive` as a launcher's options: `gpus_per_node=2, partition='gpu', exclusive=True`. Raises `UsageError`"
+    found, name = {}, ""
+    for word in words:
+        if word.startswith("--"):
+            name, eq, value = word[2:].replace("-", "_", word.partition("=")[0].count("-") - 2).partition("=")
+            found[name] = value if eq else True
+            if eq: name = ""
+        elif name: found[name], name = word, ""
+        else: raise UsageError(f"%dist start: {word!r} belongs to no option")
+    return {k: int(v) if isinstance(v, str) and v.isdigit() and str(int(v)) == v else v for k, v in found.items()}
+
 # %% ../nbs/43_magic.ipynb #dc5b0170
 @magics_class
 class DistMagics(Magics):
@@ -174,13 +192,15 @@ class DistMagics(Magics):
 
     def ready(self, **kw) -> Session:
         "The session; one is started if there is none"
+        if self.session is not None and self.session.ended not in ("", "closed") and self.session.on.queues: raise DtnbError(f"this session has ended ({self.session.ended}): %dist restart starts the same again, %dist start another")
         if self.session is None or self.session.ended: self.start(**kw)
         return self.session
 
-    def start(self, nproc=None, init="auto"):
+    def start(self, nproc=None, init="auto", on=None):
         if self.session is not None and not self.session.ended: raise UsageError(f"{self.session.world_size} ranks are running: %dist stop ends them, %dist restart gives you fresh ones")
         t = time.monotonic()
-        self.session = Session(nproc, init=init)
+        try: self.session = Session(nproc, on, init)
+        except KeyboardInterrupt: raise Interrupted("no ranks were started, and none are waited for any more") from None
         print(f"{self._kind()} ready in {time.monotonic() - t:.1f} s")
 
     def _kind(self):
@@ -249,9 +269,12 @@ class DistMagics(Magics):
 
     def _dist_help(self, line): print(HELP)
     def _dist_start(self, line):
-        a = _START.read(line)
+        a, more = _START.parse_known_args(shlex.split(line))
         if a.nproc is not None and not a.nproc.isdigit(): raise UsageError(f"%dist start -n {a.nproc}: -n is a number of ranks")
-        self.start(a.nproc and int(a.nproc), a.init or "auto")
+        if more and not a.on: _START.error(f"unrecognized arguments: {' '.join(more)}")
+        n = dict(nproc=int(a.nproc)) if a.nproc else {}
+        if a.on: self.start(None, a.init or "auto", launcher_named(a.on, **n, **options_of(more)))
+        else: self.start(n.get("nproc"), a.init or "auto")
 
     def _has(self) -> Session:
         if self.session is None or self.session.ended: raise UsageError("no ranks are running: %dist start -n 2")

@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FLOORS = {0: ["event", "job", "payload", "view", "channel", "reader", "handle", "transfer", "names", "fold", "scripts", "gpus", "trace.columns", "trace.chrome", "trace.convert", "trace.intervals", "trace.collectives", "trace.summary", "trace.findings", "trace.perfetto", "trace.timeline", "trace.clock", "trace.recordings", "trace.picture"],
-          1: ["rank.report", "rank.output", "rank.adapters", "rank.worker", "rank.collectives", "processes", "rank.child", "rank.siblings", "rank.checkpoint", "rank.phases", "rank.recording", "rank.profile", "guard", "zygote"],
+          1: ["rank.report", "rank.output", "rank.adapters", "rank.worker", "rank.collectives", "processes", "rank.child", "rank.siblings", "rank.checkpoint", "rank.phases", "rank.recording", "rank.profile", "wire", "guard", "zygote"],
           2: ["launchers.launcher", "launchers.local", "launchers.squeue", "launchers.slurm", "launchers.torchrun", "engine", "link", "healing", "cell", "session"],
           3: ["widgets.twin", "widgets.progress", "widgets.cell", "widgets.timeline"],
           4: ["api", "cli", "doctor", "magic"]}
