@@ -1,4 +1,4 @@
-"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about half an hour; `run.py slurm` and `run.py timeline` measure and write one section alone. Nothing here passes or fails."""
+"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about half an hour; `run.py slurm`, `run.py timeline` and `run.py launchpad` measure and write one section alone. Nothing here passes or fails."""
 import json, os, platform, re, select, statistics, subprocess, sys, tempfile, time
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -139,6 +139,9 @@ def measure(tmp) -> dict:
         if "skipped" in slurm: say(slurm["skipped"])
         say("timelines")
         timelines = measure_sessions("timeline.py", tmp, log)
+        say("the launchpad")
+        pad = measure_sessions("launchpad.py", tmp, log)
+        if "skipped" in pad: say(pad["skipped"])
     steady.append(spin())
     say("imports")
     imports = measure_imports()
@@ -149,7 +152,7 @@ def measure(tmp) -> dict:
     say("the fold")
     folded = fold.costs(f"{tmp}/job")
     load.append(os.getloadavg()[0])
-    return dict(launches=launches, sessions=sessions, healing=healing, slurm=slurm, timelines=timelines, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
+    return dict(launches=launches, sessions=sessions, healing=healing, slurm=slurm, timelines=timelines, pad=pad, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
 
 
 # Writing --------------------------------------------------------------------------------------------------------------------
@@ -360,6 +363,19 @@ Seconds from the real end (the last act of the last rank; the call of `scancel`)
 {table(["", "CPU, s a minute", "`slurmctld`, s a minute", "Slurm's commands a minute"], watch_rows(slurm))}
 """
 
+PAINTS = dict(form="the form is on the page", known="and its choices: all partitions", cards="and cards of the newest jobs", pane="a click on Cluster, until its three tables are there", typed="a number is typed, until the script has it", busy="the kernel was held by `dtnb.launchpad(train)`")
+
+def pad_section(pad) -> str:
+    "What README.md says of the launchpad"
+    if "skipped" in pad: return f"## The launchpad\n\nNot measured: {pad['skipped']}.\n"
+    rows = ([words, f"{pad['first'][key]:.2f}", spread([f[key] for f in pad["later"]])] for key, words in PAINTS.items())
+    return f"""## The launchpad
+
+{pad["jobs"]} jobs in the queue and as many ended ones below `DTNB_HOME`, {pad["partitions"]} partitions, {pad["nodes"]} nodes: made-up answers of Slurm's commands, in a real JupyterLab and a real Chromium. Seconds from the start of the cell; the first in a new kernel, which imports dtnb, then {len(pad["later"])} more. Measured on {pad["day"]} (`python benchmarks/run.py launchpad` measures this section alone); load average {", ".join(f"{x:.1f}" for x in pad["load"])} before and after.
+
+{table(["until", "first, s", "later, s"], rows)}
+"""
+
 def machine(data) -> str:
     peers = ", ".join(f"{name} {version(name)}" for name in ("torch", "accelerate", "ipyparallel", "tqdm"))
     return (f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}, shared with other work), Python {platform.python_version()}, {peers}; gloo on loopback, `OMP_NUM_THREADS=1`. "
@@ -412,6 +428,7 @@ ipyparallel: one fault, one restart of its engines, whose variables are lost. Th
 
 {slurm_section(data["slurm"])}
 {timeline.section(data["timelines"])}
+{pad_section(data["pad"])}
 ## An iteration of a watched loop
 
 Nanoseconds an iteration, the loop itself included. Inside a job the rank's reporter samples the loop ten times a second.
@@ -427,16 +444,11 @@ Nanoseconds an iteration, the loop itself included. Inside a job the rank's repo
 {table(["", "whole process, ms", "over bare Python, ms"], import_rows(data))}
 """
 
-def only_timeline(tmp):
+def only(script, section, tmp):
     "Measure and write that section alone"
-    import timeline
-    with open(f"{tmp}/log", "wb") as log: print(splice(timeline.section(measure_sessions("timeline.py", tmp, log))))
-
-def only_slurm(tmp):
-    "Measure and write that section alone"
-    with open(f"{tmp}/log", "wb") as log: slurm = measure_sessions("slurm.py", tmp, log)
-    if "skipped" in slurm: return print(slurm["skipped"])
-    print(splice(slurm_section(slurm)))
+    with open(f"{tmp}/log", "wb") as log: found = measure_sessions(script, tmp, log)
+    if "skipped" in found: return print(found["skipped"])
+    print(splice(section(found)))
 
 def splice(section) -> str:
     "Put a section where it was, or before `An iteration of a watched loop`"
@@ -450,8 +462,9 @@ def main():
     start = time.time()
     with tempfile.TemporaryDirectory(prefix="dtnb-bench-") as tmp:
         os.environ.update(DTNB_HOME=f"{tmp}/home", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-        if sys.argv[1:] == ["slurm"]: return only_slurm(tmp)
-        if sys.argv[1:] == ["timeline"]: return only_timeline(tmp)
+        if sys.argv[1:] == ["slurm"]: return only("slurm.py", slurm_section, tmp)
+        if sys.argv[1:] == ["timeline"]: return only("timeline.py", timeline.section, tmp)
+        if sys.argv[1:] == ["launchpad"]: return only("launchpad.py", pad_section, tmp)
         data = measure(tmp)
     text = readme(data | dict(minutes=(time.time() - start) / 60))
     (HERE / "README.md").write_text(text)

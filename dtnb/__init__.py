@@ -2,7 +2,7 @@
 __version__ = "0.1.0"
 
 _WHERE = {
-    "launch": "api", "resume": "api", "attach": "api", "jobs": "api", "Job": "api",
+    "launch": "api", "launchpad": "pad", "resume": "api", "attach": "api", "jobs": "api", "Job": "api",
     "Local": "launchers.local", "Slurm": "launchers.slurm", "Torchrun": "launchers.torchrun", "script": "scripts",
     "Session": "api", "Cell": "cell", "CellFailedError": "cell",
     "track": "rank.report", "log": "rank.report", "span": "rank.report", "checkpoint": "rank.checkpoint",

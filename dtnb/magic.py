@@ -150,6 +150,7 @@ _CELL = _parser("%%distributed", ranks=("-r", False), name=(None, False), detach
 _CELL.add_argument("--trace", nargs="?", const="all")
 _TRACE = _parser("%dist trace", steps=("-n", False), memory=(None, True), stacks=(None, True))
 _RESTART = _parser("%dist restart", ranks=(None, False))
+_PAD = _parser("%%launchpad", name=(None, False), on=(None, False))
 _START = _parser("%dist start", nproc=("-n", False), init=(None, False), on=(None, False))
 
 HELP = """%dist start [-n 4] [--init auto|none|gloo|nccl]   start ranks that keep their variables
@@ -168,7 +169,10 @@ HELP = """%dist start [-n 4] [--init auto|none|gloo|nccl]   start ranks that kee
 s = %dist session                                 the dtnb.Session itself
 %dist restart [--ranks 2]                         fresh ranks: all of them, or some
 %dist resize 4                                    more ranks, or fewer; those that stay keep their variables
-%dist stop                                        end the ranks"""
+%dist stop                                        end the ranks
+%dist launchpad [FUNCTION]                        a form that launches a function, and cards of all jobs; %%launchpad for a cell
+%dist cluster                                     partitions and nodes of Slurm
+%dist queue                                       your jobs there, and why they wait"""
 
 # %% ../nbs/43_magic.ipynb #e994d578
 def options_of(words: list[str]) -> dict:
@@ -261,7 +265,7 @@ class DistMagics(Magics):
 
     @line_magic
     def dist(self, line):
-        "The ranks of this notebook: start, status, who, pull, push, auto, attach, interrupt, trace, timeline, session, restart, resize, stop"
+        "The ranks of this notebook: start, status, who, pull, push, auto, attach, interrupt, trace, timeline, session, restart, resize, stop; and launchpad, cluster, queue"
         word, _, rest = line.strip().partition(" ")
         command = getattr(self, f"_dist_{word.replace('-', '_') or 'help'}", None)
         if command is None: raise UsageError(f"%dist has no {word!r}. It has:\n{HELP}")
@@ -327,6 +331,36 @@ class DistMagics(Magics):
         self.auto = "all" if line == "on" else ""
         print("every cell runs on the ranks now; %%local keeps one in the notebook, %dist auto off ends this" if self.auto else "cells run in the notebook again; %%distributed sends one to the ranks")
 
+    @cell_magic
+    def launchpad(self, line, cell):
+        """Show a form that launches this cell: on this machine, on Slurm, by torchrun.
+
+        %%launchpad [--name NAME] [--on local|slurm|torchrun]
+
+        The cell itself does not run here. It runs in `__main__` of every rank, with the variables of the notebook that it reads; it can't have magics."""
+        from .payload import CellCall
+        from .pad import launchpad
+        a = _PAD.read(line)
+        targets = dict(local="Local", slurm="Slurm", torchrun="Torchrun")
+        if a.on and a.on.lower() not in targets: raise UsageError(f"%%launchpad --on {a.on}: it is one of {', '.join(targets)}")
+        with shortly(self.shell.displayhook.prompt_count):
+            pad = launchpad(CellCall(cell, self.shell.user_ns, a.name or "cell", f"Cell In[{self.shell.displayhook.prompt_count}]"))
+            if a.on: pad.form.set("target", targets[a.on.lower()])
+        return pad
+
+    def _dist_launchpad(self, line):
+        from .pad import launchpad
+        if line and line not in self.shell.user_ns: raise UsageError(f"{line!r} is not a variable of this notebook: %dist launchpad FUNCTION")
+        return launchpad(self.shell.user_ns[line] if line else None)
+
+    def _dist_cluster(self, line): self._cluster("cluster_text")
+    def _dist_queue(self, line): self._cluster("queue_text")
+    def _cluster(self, which):
+        from .launchers.discovery import discoverer
+        from .widgets import cluster
+        known = discoverer().wait(4)
+        print(getattr(cluster, which)(known, discoverer().trouble()))
+
     def _dist_status(self, line): print(status_text(self.session, self.auto))
     def _dist_who(self, line): print(who_text(self._has().who(), names_of(line)))
 
@@ -362,7 +396,7 @@ def _fact(d):
     return " ".join(x for x in (d["type"], d.get("shape", ""), d.get("dtype", ""), d.get("device", ""), f"= {d['value']}" if "value" in d else "") if x)
 
 # %% ../nbs/43_magic.ipynb #4b0bdbfc
-_OURS = ("%dist", "%%distributed", "%%rank", "%%local", "%load_ext", "%unload_ext", "%reload_ext", "%sync")
+_OURS = ("%dist", "%%distributed", "%%rank", "%%local", "%%launchpad", "%load_ext", "%unload_ext", "%reload_ext", "%sync")
 
 def transform(magics: DistMagics, lines: list[str]) -> list[str]:
     "A cell's lines as they are to be run"

@@ -3,7 +3,9 @@ import os, shutil, sys, tempfile
 from pathlib import Path
 
 from lab import Lab, Page
+from slurm import Cluster
 from test_browser import quick_start, write_notebook
+from test_launchpad_browser import tour as launchpad_tour
 from test_session_browser import tour
 from test_timeline_browser import still
 
@@ -72,4 +74,9 @@ if __name__ == "__main__":
             quick_start(lab, Path(sys.argv[1]))
             tour(lab, Path(tmp) / "shots")
             timeline(lab, Path(sys.argv[1]))
-        shutil.copy(Path(tmp) / "shots" / "session-live.png", sys.argv[1])
+        folder = Path(tmp) / "launchpad"
+        folder.mkdir()
+        with Cluster(conf=dict(EnforcePartLimits="ALL")) as cluster:
+            os.environ |= dict(SLURM_CONF=cluster.env["SLURM_CONF"], DTNB_SQUEUE_SECONDS=".5", DTNB_HOME=f"{tmp}/jobs")
+            with Lab(folder, folder) as lab: launchpad_tour(lab, cluster, Path(tmp) / "shots")
+        for name in ("session-live.png", "launchpad.png"): shutil.copy(Path(tmp) / "shots" / name, sys.argv[1])

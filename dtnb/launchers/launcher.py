@@ -104,9 +104,9 @@ def refresh(jobs: list[Job]) -> list[Job]:
     for kind in {type(j.launcher) for j in jobs}: kind.refresh([j for j in jobs if type(j.launcher) is kind])
     return jobs
 
-def relaunch(job: Job, launcher: Launcher) -> Job:
-    "Start a job's frozen call once more, in a folder of its own; it finds what the first one saved"
-    spec = replace(make_spec(launcher, job.spec.name), resumes=str(job.paths.root))
+def relaunch(job: Job, launcher: Launcher, afresh: bool = False) -> Job:
+    "Start a job's frozen call once more, in a folder of its own; it finds what the first one saved, unless it starts `afresh`"
+    spec = replace(make_spec(launcher, job.spec.name), resumes="" if afresh else str(job.paths.root))
     paths = JobPaths(make_private(jobs_dir() / spec.job_id))
     shutil.copytree(job.paths.payload, paths.payload)
     return launcher.start(paths, spec)

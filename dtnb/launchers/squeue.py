@@ -28,6 +28,7 @@ def ask(*argv, timeout: float = 30, **kwargs) -> str:
     env = kwargs.pop("env", None) or clean_env(os.environ)
     try: done = subprocess.run([str(a) for a in argv], capture_output=True, text=True, errors="replace", timeout=timeout, stdin=subprocess.DEVNULL, env=env, **kwargs)
     except FileNotFoundError: raise SlurmError(f"{argv[0]} is not here: this machine can't submit to Slurm") from None
+    except OSError as err: raise SlurmError(f"{argv[0]} could not be started: {err}") from None   # no process left for it, say
     if done.returncode: raise SlurmError(re.sub(rf"^{argv[0]}: (error: )?", "", (done.stderr or done.stdout).strip(), flags=re.M) or f"{argv[0]} ended with status {done.returncode}")
     return done.stdout
 

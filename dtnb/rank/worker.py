@@ -17,7 +17,7 @@ from fastcore.basics import patch
 from ..channel import Channel, connect
 from ..event import EventKind, EventWriter
 from ..job import JobPaths, JobState, make_private, write_atomic
-from ..payload import dump_result, read_payload
+from ..payload import CellCall, dump_result, read_payload
 from . import checkpoint, profile, report
 
 # %% ../../nbs/rank/13_worker.ipynb #f9bb522b
@@ -99,7 +99,7 @@ def is_peer_loss(err: BaseException) -> bool:
 def user_traceback(err: BaseException) -> str:
     "The traceback as text, from the user's first frame on"
     tb = err.__traceback__
-    while tb is not None and tb.tb_frame.f_code.co_filename == __file_of_worker: tb = tb.tb_next
+    while tb is not None and (tb.tb_frame.f_code.co_filename == __file_of_worker or tb.tb_frame.f_code is CellCall.__call__.__code__): tb = tb.tb_next
     return "".join(traceback.format_exception(type(err), err, tb))
 
 __file_of_worker = (lambda: None).__code__.co_filename

@@ -129,6 +129,7 @@ export function cellRow(cells, i, metric, unit) {
 function h(tag, name, ...inside) {
   const node = document.createElement(tag);
   if (name) node.className = name;
+  if (/^(button|input|select|textarea|canvas|pre|div)$/.test(tag)) node.setAttribute("data-lm-suppress-shortcuts", "true");   // JupyterLab asks the focused element first, and its own Enter and arrows stay out
   node.append(...inside);
   return node;
 }
@@ -146,7 +147,7 @@ function sparkline(width, height) {
   return { svg, draw: (/** @type {(number|null)[]} */ points) => attr(path, "d", sparkPath(points, width, height)) };
 }
 
-function meter(/** @type {string} */ label) {
+export function meter(/** @type {string} */ label) {
   const fill = h("div", "dtnb-fill"), bar = h("div", "dtnb-meter", fill);
   for (const [k, v] of Object.entries({ role: "progressbar", "aria-label": label, "aria-valuemin": "0", "aria-valuemax": "100" })) bar.setAttribute(k, v);
   return { bar, draw(/** @type {?number} */ f) {
@@ -305,7 +306,7 @@ function strip(pick) {
 }
 
 /** The button that asks twice: a slip must not end a run of two days. @param {() => void} ask */
-function cancelButton(ask) {
+export function cancelButton(ask) {
   const button = /** @type {HTMLButtonElement} */ (h("button", "dtnb-cancel", "Cancel"));
   let state = "idle", timer = 0;
   const become = (/** @type {string} */ next, /** @type {string} */ text, title = "Stop every rank of this job") => {
@@ -344,7 +345,6 @@ function render({ model, el }) {
   bar.bar.classList.add("dtnb-job");
   lanes.setAttribute("role", "list");
   live.setAttribute("aria-live", "polite");
-  root.setAttribute("data-lm-suppress-shortcuts", "true");   // JupyterLab's own Enter and arrows stay out while the focus is in here
   el.append(root);
 
   /** @type {Map<number, ReturnType<typeof lane>>} */ const shown = new Map();
