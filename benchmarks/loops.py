@@ -30,13 +30,20 @@ def span(n, quiet):
     for _ in range(n):
         with span("forward"): pass
 
+def phase(n, quiet):
+    "What a loader, `backward` or an optimizer does when the rank's step comes by"
+    from dtnb.rank import phases
+    mine = phases._mine
+    for _ in range(n):
+        if (p := mine()) is not None: p.to("forward")
+
 def record_function(n, quiet):
     from torch.profiler import record_function
     for _ in range(n):
         with record_function("forward"): pass
 
 
-ALL = dict(bare=bare, track=track, tqdm=tqdm, log=log, set_postfix=set_postfix, span=span, record_function=record_function)
+ALL = dict(bare=bare, track=track, tqdm=tqdm, log=log, set_postfix=set_postfix, span=span, phase=phase, record_function=record_function)
 
 def costs() -> dict[str, list[float]]:
     "Nanoseconds an iteration of each loop, the loop itself included; one number a repeat, the loops taken in turn"

@@ -1,4 +1,4 @@
-"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about half an hour; `run.py slurm` or `run.py launchpad` measures and writes that section alone. Nothing here passes or fails."""
+"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about half an hour; `run.py slurm`, `run.py timeline` and `run.py launchpad` measure and write one section alone. Nothing here passes or fails."""
 import json, os, platform, re, select, statistics, subprocess, sys, tempfile, time
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -137,6 +137,8 @@ def measure(tmp) -> dict:
         say("Slurm")
         slurm = measure_sessions("slurm.py", tmp, log)
         if "skipped" in slurm: say(slurm["skipped"])
+        say("timelines")
+        timelines = measure_sessions("timeline.py", tmp, log)
         say("the launchpad")
         pad = measure_sessions("launchpad.py", tmp, log)
         if "skipped" in pad: say(pad["skipped"])
@@ -150,7 +152,7 @@ def measure(tmp) -> dict:
     say("the fold")
     folded = fold.costs(f"{tmp}/job")
     load.append(os.getloadavg()[0])
-    return dict(launches=launches, sessions=sessions, healing=healing, slurm=slurm, pad=pad, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
+    return dict(launches=launches, sessions=sessions, healing=healing, slurm=slurm, timelines=timelines, pad=pad, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
 
 
 # Writing --------------------------------------------------------------------------------------------------------------------
@@ -237,7 +239,7 @@ def their_word(data, what, n) -> str:
 def loop_rows(data):
     out, inn = data["loops"]["outside"], data["loops"]["inside"]
     rows = [("`for _ in range(n)`", "bare", None), ("`dtnb.track`", "track", "tqdm"), ("`tqdm`, to a null file", "tqdm", None), ("`dtnb.log(loss=...)`", "log", "set_postfix"),
-            ("`tqdm.set_postfix(loss=..., refresh=False)`", "set_postfix", None), ("`with dtnb.span(...)`", "span", "record_function"), ("`with torch.profiler.record_function(...)`, not profiling", "record_function", None)]
+            ("`tqdm.set_postfix(loss=..., refresh=False)`", "set_postfix", None), ("`with dtnb.span(...)`", "span", "record_function"), ("a phase is noted, without a span", "phase", None), ("`with torch.profiler.record_function(...)`, not profiling", "record_function", None)]
     for what, key, peer in rows: yield [what, spread(out[key], 1, 0), spread(inn[key], 1, 0), ratio(inn[peer], inn[key]) if peer else ""]
 
 def fold_rows(data):
@@ -316,6 +318,11 @@ def ends_rows(slurm):
 def watch_rows(slurm):
     for w in slurm["watched"]: yield [WATCHED[w["what"]], f"{w['cpu']:.2f}", f"{w['controller']:.2f}", f"{w['calls']:.0f}"]
 
+def session_rows(slurm):
+    for what, words in dict(start="start: all ranks are there and one group", cell="an empty cell on all ranks").items():
+        ours, theirs = ([f["s"] for f in slurm["sessions"] if f["what"] == what and f["peer"] == peer] for peer in ("dtnb", "ipyparallel"))
+        yield [words, spread(ours, digits=3), spread(theirs, digits=3), ratio(theirs, ours)]
+
 def slurm_aims(slurm):
     ours, bare, printed = (median(lines_of(slurm, peer)) for peer in ("dtnb", "sbatch", "sbatch, no import"))
     guard, last = median(lines_of(slurm, "dtnb", "returned", "guard")), median(lines_of(slurm, "dtnb", "guard", "last"))
@@ -340,6 +347,10 @@ A private Slurm {slurm["version"]} of two nodes, both on this machine's {len(os.
 One rank a node, {slurm["repeats"]} of each, in turn; seconds. The function imports torch and prints. dtnb's ranks are forks of a guard that has imported it, so there is nothing left to import for the function.
 
 {table(["", *SUBMITS.values(), "`sbatch` / dtnb", "submitit / dtnb"], submit_rows(slurm))}
+
+A session of two nodes with two ranks each, beside the engines of ipyparallel's own Slurm launcher (its controller on this machine, not encrypted); seconds.
+
+{table(["", "dtnb", "ipyparallel", "ipyparallel / dtnb"], session_rows(slurm))}
 
 `import torch` in a plain Python at the same time: {spread(slurm["imports"]["1"])} s; in two at once {spread(slurm["imports"]["2"])} s.
 
@@ -372,6 +383,7 @@ def machine(data) -> str:
 
 def readme(data) -> str:
     "The text of README.md"
+    import timeline
     return f"""# Benchmarks
 
 Written by `python benchmarks/run.py` (`make bench`) in {data["minutes"]:.1f} minutes; don't edit. The peers ran in the same run, in turn, on the same machine, so the ratios mean more than the seconds. Figures are the median (least - most).
@@ -415,6 +427,7 @@ ipyparallel: one fault, one restart of its engines, whose variables are lost. Th
 {table(["", *(f"dtnb, {n} ranks" for n in RANKS), *(f"ipyparallel, {n} ranks" for n in RANKS)], healing_rows(data))}
 
 {slurm_section(data["slurm"])}
+{timeline.section(data["timelines"])}
 {pad_section(data["pad"])}
 ## An iteration of a watched loop
 
@@ -450,6 +463,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="dtnb-bench-") as tmp:
         os.environ.update(DTNB_HOME=f"{tmp}/home", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
         if sys.argv[1:] == ["slurm"]: return only("slurm.py", slurm_section, tmp)
+        if sys.argv[1:] == ["timeline"]: return only("timeline.py", timeline.section, tmp)
         if sys.argv[1:] == ["launchpad"]: return only("launchpad.py", pad_section, tmp)
         data = measure(tmp)
     text = readme(data | dict(minutes=(time.time() - start) / 60))

@@ -4,8 +4,9 @@ __version__ = "0.1.0"
 _WHERE = {
     "launch": "api", "launchpad": "pad", "resume": "api", "attach": "api", "jobs": "api", "Job": "api",
     "Local": "launchers.local", "Slurm": "launchers.slurm", "Torchrun": "launchers.torchrun", "script": "scripts",
-    "Session": "session", "Cell": "cell", "CellFailedError": "cell",
+    "Session": "api", "Cell": "cell", "CellFailedError": "cell",
     "track": "rank.report", "log": "rank.report", "span": "rank.report", "checkpoint": "rank.checkpoint",
+    "profile": "rank.profile", "open_trace": "trace.timeline",
     "JobState": "job", "DtnbError": "job", "LaunchError": "job", "RankFailedError": "job",
     "JobCancelledError": "job", "JobTimeoutError": "job",
 }

@@ -6,7 +6,7 @@
 __all__ = ['launch', 'resume', 'attach', 'jobs']
 
 # %% ../nbs/40_api.ipynb #25b43b2b
-import contextlib, sys, threading, time
+import contextlib, inspect, sys, threading, time
 
 from fastcore.basics import patch
 
@@ -17,14 +17,30 @@ from .job import DtnbError, JobState, LaunchError, jobs_dir
 from .launchers.launcher import launch_on, open_job, refresh, relaunch
 from .rank.checkpoint import latest
 from .reader import opening
+from .session import Session
 
 # %% ../nbs/40_api.ipynb #cae8cfd6
-def launch(fn, *args, on=None, **kwargs) -> Job:
-    "Run `fn(*args, **kwargs)` on every rank of `on` (default: `Local()`); returns at once. Raises `LaunchError` for what can't start"
+def launch(fn, *args, on=None, trace=None, **kwargs) -> Job:
+    """Run `fn(*args, **kwargs)` on every rank of `on` (default: `Local()`); returns at once. `trace=5` records five steps on every rank, `trace=True` everything (`job.timeline()` shows it);
+    a function that has a parameter `trace` of its own gets it instead. Raises `LaunchError` for what can't start"""
+    if trace is not None and _has_own(fn, "trace"): kwargs["trace"], trace = trace, None
     if on is None:
         from dtnb.launchers.local import Local
         on = Local()
-    return launch_on(on, fn, args, kwargs)
+    return launch_on(on, fn, args, kwargs, trace=_asked_steps(trace))
+
+def _has_own(fn, name) -> bool:
+    "Whether a function names a parameter so; one that takes any keyword does not"
+    try: p = inspect.signature(fn).parameters.get(name)
+    except (TypeError, ValueError): return False
+    return p is not None and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+
+def _asked_steps(trace) -> int:
+    "As `JobSpec` has it: 0 for no trace, -1 for all of it. Raises `ValueError`"
+    if trace is None or trace is False: return 0
+    if trace is True: return -1
+    if isinstance(trace, int) and trace > 0: return trace
+    raise ValueError(f"trace is True or a number of steps, not {trace!r}")
 
 def resume(job: Job | str, on=None) -> Job:
     "A new job that calls the same function with the same arguments and goes on from where `job` has saved. `on`: another launcher, which may have another number of ranks. Raises `LaunchError` if it has not saved"
@@ -74,7 +90,10 @@ def _screen(job):
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None and getattr(shell, "kernel", None) is not None:
         from dtnb.widgets.progress import ProgressDisplay
-        return ProgressDisplay(on_cancel=lambda: threading.Thread(target=job.cancel, daemon=True).start())
+        def aside(fn): return lambda: threading.Thread(target=fn, daemon=True).start()
+        def record():
+            with contextlib.suppress(LaunchError): job.trace()   # it is over
+        return ProgressDisplay(aside(job.cancel), aside(record))
     from dtnb.widgets.twin import TerminalProgress
     return TerminalProgress(sys.stderr)
 
@@ -119,3 +138,15 @@ def wait(self: Job, timeout: float | None = None, draw: bool = True) -> JobState
     return _draw(self, timeout).state
 
 Job.watcher = None  # the thread that draws this job, if one does
+
+# %% ../nbs/40_api.ipynb #25c46ba0
+@patch
+def waiting(self: Session, words: str):
+    "Show what a session waits for"
+    if self.line is None:
+        from dtnb.widgets.cell import WaitingLine
+        self.line = WaitingLine()
+    self.line(words)
+    if not words: self.line = None
+
+Session.line = None  # where that is shown

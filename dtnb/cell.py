@@ -47,6 +47,7 @@ class Cell:
     waiter: object = None                          # what hears of output that comes after the end,
     late: dict = field(default_factory=dict)       # which is here: rank -> [Item], until it is handed on
     finished: bool = False
+    traced: bool = False                           # a trace was asked for with it
 
     def __repr__(self): return f"Cell({self.number}{': ' + self.name if self.name else ''} on {name(self.ranks)}, {self.state})"
 

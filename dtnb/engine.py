@@ -7,14 +7,14 @@ __all__ = ['here', 'ipp_folder', 'connection_file', 'serve_controller', 'Shell',
            'offer']
 
 # %% ../nbs/session/23_engine.ipynb #9550128f
-import asyncio, json, logging, os, re, signal, socket, sys, threading, time, traceback
+import asyncio, json, logging, os, re, secrets, signal, socket, sys, threading, time, traceback
 from dataclasses import replace
 from pathlib import Path
 
 from .event import EventKind
 from .job import JobState, make_private
 from .names import complete, describe, own_names
-from .rank import collectives, worker
+from .rank import collectives, profile, worker
 from .rank.output import BEGIN, END, RICH, STDERR, STDOUT, CellStream, Cells, Frames
 from .transfer import pack, unpack
 
@@ -22,8 +22,8 @@ def ipp_folder(paths) -> Path: return paths.tmp / "ipp"
 def connection_file(paths, side="client") -> Path: return ipp_folder(paths) / "security" / f"ipcontroller-{side}.json"
 
 # %% ../nbs/session/23_engine.ipynb #9862da3f
-def serve_controller(paths, sockets):
-    "Be the controller of a session; a guard's companion"
+def serve_controller(paths, sockets, addr: str = ""):
+    "Be the controller of a session; a guard's companion. With `addr`, an address of this host, it listens there for other hosts: encrypted, and for who has the keys of its connection files"
     from unittest import mock
     import ipyparallel.controller.app
     import zmq
@@ -38,7 +38,9 @@ def serve_controller(paths, sockets):
     os.environ["IPYTHONDIR"] = str(make_private(paths.tmp / "ipython"))
     logging.disable(logging.ERROR)                       # a line for every heartbeat that a dead rank misses
     app = Controller()
-    app.initialize([f"--profile-dir={ipp_folder(paths)}", "--transport=ipc", f"--ip={sockets}/ipp", "--ports=1-60", "--IPController.use_threads=True", "--nodb", "--log-level=50",
+    app.config.Session.key = secrets.token_hex(32).encode()   # messages are signed, too; told to be encrypted, it would leave that out
+    where = ["--transport=tcp", f"--ip={addr}", f"--IPController.location={addr}", "--IPController.enable_curve=True"] if addr else ["--transport=ipc", f"--ip={sockets}/ipp", "--ports=1-60"]
+    app.initialize([f"--profile-dir={ipp_folder(paths)}", *where, "--IPController.use_threads=True", "--nodb", "--log-level=50",
                     "--HeartMonitor.period=50", "--HeartMonitor.max_heartmonitor_misses=1000000000", "--TaskScheduler.scheme_name=pure"])
     app.start()
 
@@ -103,9 +105,11 @@ class Shell:
         self.frames.put(BEGIN, n)
         self.rank.writer.write(EventKind.STATE, state=JobState.RUNNING, cell=n)
         shell.execution_count = cell.get("count", shell.execution_count)
+        profile.cell(n)
         self.ns.pop(f"_{shell.execution_count}", None)                       # an earlier cell's value is not this one's
         try:
             try:
+                profile.start_run(cell.get("trace", 0))
                 self._begin(n)
                 reply = await execute(*args, **kwargs)
                 self.busy = False
@@ -121,6 +125,7 @@ class Shell:
         finally:
             self.busy = False
             try:
+                profile.end_run(broken=told is not None)
                 self.rank.reporter.sample(final=True, beat=time.monotonic() - began > .3)
                 self.rank.writer.write(EventKind.STATE, state=JobState.FAILED if told else JobState.DONE, cell=n)
                 sys.stdout.flush()

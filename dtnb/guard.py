@@ -22,6 +22,7 @@ from .rank.output import BEGIN, END, RICH, STREAM, Unframe
 from .rank.siblings import Siblings
 from .rank.worker import Place, die_with_parent, main
 from .reader import in_words, opening, read_errors
+from .wire import Gate, door_file
 
 GRACE = 2.0    # seconds between the first failure, or a cancel, and SIGKILL
 LINGER = 60.0  # seconds that ranks have for their exit functions after all have returned
@@ -44,6 +45,8 @@ class Post:
     attempt: int = 0           # how often the job was requeued
     asked: bool = False        # somebody asked to save before the guard was there
     scheduler: str = ""        # whose SIGTERM it is
+    step: str = ""             # what the scheduler calls this guard and its like
+    far: bool = False          # of a session: its kernel, and other ranks, may be on other hosts
 
     @classmethod
     def alone(cls, n: int) -> "Post":
@@ -67,16 +70,26 @@ class Guard(Siblings):
         self.exits = {}                        # local rank -> exit code, as the driver saw it
         self.starter_death = ""                # how the driver died, if it died before its ranks
         self.cancelled, self.swept = "", False # the reason, when somebody asked to stop; whether everything was killed
+        self.theirs = False                    # whether it was the scheduler who asked
         self.deadline = self.failed_t = None   # when everything is killed (monotonic); when a rank first failed (Unix)
         self.holders, self.left, self.alone = [], time.monotonic(), False  # of a session: the kernels that use it; when the last one left; whether one has
         self.locks, self.oom = list(locks), oom_kills()  # descriptors, one a GPU; what was known of memory when it began
         self.wanted, self.saving, self.again, self.saves = None, "", False, 0  # asked to save, not begun yet; why it saves; whether it goes on; how often it was asked
         self.lifeline = lifeline               # a descriptor at whose end it ends
-        self.askers, self.finished = {}, False # question -> who asked it; whether the end was asked for and is no failure
+        self.next_ask, self.traced = 0.0, self._asked_to_trace().get("id")   # when it looks again whether somebody wants a trace; the request that it knows
+        self.askers, self.early = {}, {}       # question -> who asked it; question -> an answer that came before
+        self.finished = False                  # whether the end was asked for and is no failure
 
     def say(self, state: JobState, reason="", **more):
         "A word in the job's own record"
         self.writer.write(EventKind.STATE, state=state, reason=reason, **more)
+        self.show(self.writer.fd)
+
+    def show(self, *fds):
+        "Let other hosts see what was written: a network's file system may keep it for half a minute"
+        if self.post.far:
+            with contextlib.suppress(OSError):
+                for fd in fds: os.fdatasync(fd)
 
     def open(self):
         "Socket, store, record: everything that must be there before a rank is"
@@ -94,8 +107,9 @@ class Guard(Siblings):
         self.over_there, self.words = {}, {}   # index of another guard -> the state in which its part has ended, and why
         if self.lifeline is not None: self.loop.register(self.lifeline, selectors.EVENT_READ, self._on_lifeline)
         self.store, self.jax = self._start_store() if not self.post.index else self._find_store()
-        self.say(JobState.STARTING, guard=os.getpid(), guard_start=start_time(os.getpid()), host=self.host, address=str(self.address), store=self.store, jax=self.jax)
-        if self.spec.companion: self._start_companion()
+        self.say(JobState.STARTING, guard=os.getpid(), guard_start=start_time(os.getpid()), host=self.host, address=str(self.address), store=self.store, jax=self.jax, **(dict(step=self.post.step) if self.post.step else {}), **(dict(gates=self.post.guards) if self.post.far else {}))
+        if self.spec.companion and not self.post.index: self._start_companion()
+        if self.post.far: self._beside(lambda: Gate(self.address, self.post.addr, door_file(self.paths.tmp, self.post.index), rank=self.post.rank, nproc=self.post.nproc).run(), "the gate")
         return self
 
 # %% ../nbs/rank/18_guard.ipynb #4109c0a6
@@ -132,10 +146,15 @@ def _start_companion(self: Guard):
     "Start the process that a session needs beside its ranks; if it ends, so does the session"
     module, _, name = self.spec.companion.partition(":")
     make_private(sockets(self.address))
-    fd = os.pidfd_open(self._fork(lambda: getattr(import_module(module), name)(self.paths, sockets(self.address))))
+    self._beside(lambda: getattr(import_module(module), name)(self.paths, sockets(self.address), self.post.addr if self.post.far else ""), self.spec.companion)
+
+@patch
+def _beside(self: Guard, run, what):
+    "Start a process without which there is no session"
+    fd = os.pidfd_open(self._fork(run))
     def gone(key):
         self._close_fd(fd)
-        if not self.swept: self.cancel(f"{self.spec.companion} ended")
+        if not self.swept: self.cancel(f"{what} ended")
     self.loop.register(fd, selectors.EVENT_READ, gone)
 
 def sockets(address) -> Path:
@@ -178,7 +197,7 @@ def umask() -> int:
 @patch
 def rank_env(self: Guard) -> dict:
     "What dtnb itself tells a rank"
-    env = dict(DTNB_JOB_DIR=str(self.paths.root), DTNB_GUARD=str(self.address), DTNB_STORE=self.store, DTNB_JAX=self.jax, DTNB_GPUS=str(self.gpus), DTNB_UMASK=oct(umask()), DTNB_ATTEMPT=str(self.post.attempt), DTNB_RESUMES=self.spec.resumes)
+    env = dict(DTNB_JOB_DIR=str(self.paths.root), DTNB_GUARD=str(self.address), DTNB_STORE=self.store, DTNB_JAX=self.jax, DTNB_GPUS=str(self.gpus), DTNB_UMASK=oct(umask()), DTNB_ATTEMPT=str(self.post.attempt), DTNB_RESUMES=self.spec.resumes, DTNB_TRACE=str(self.spec.trace))
     if self.post.guards > 1: env |= {k: os.environ.get(k) or interface_of(self.post.addr) for k in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")}
     return env
 
@@ -329,7 +348,9 @@ def _end_cell(self: Guard, c, cell):
     "Everything of this cell is in the index before its end is"
     for fd in list(c.pipes): self._on_output(selectors.SelectorKey(fd, fd, 0, None), c)
     c.flush()
+    self.show(c.log)
     c.index.write(EventKind.OUTPUT, cell=cell, end=True)
+    self.show(c.index.fd)
 
 @patch
 def _close_fd(self: Guard, fd):
@@ -347,7 +368,8 @@ def _on_gone(self: Guard, key, c):
     if (code := zombie_code(c.pid)) is not None: self.codes.setdefault(c.pid, code)
     now = oom_kills()
     c.oom, self.oom = (None if now is None else now > self.oom), now
-    if self.post.scheduler and self.codes.get(c.pid) == -signal.SIGTERM: self._on_term(f"{self.post.scheduler} asked the ranks to end (SIGTERM)")   # and the guard, a moment later
+    if self.post.scheduler and self.codes.get(c.pid) == -signal.SIGTERM and self.spec.keep_siblings: time.sleep(.2)   # the same signal may be on its way to the guard
+    elif self.post.scheduler and self.codes.get(c.pid) == -signal.SIGTERM: self._on_term(f"{self.post.scheduler} asked the ranks to end (SIGTERM)")   # and the guard, a moment later
     if self.spec.keep_siblings: self._one_died(c)
     if c.said not in ("done", "saved"): self._someone_failed()
 
@@ -362,6 +384,7 @@ def _one_died(self: Guard, c):
     if self.cancelled: return
     if c.said == "failed": self.writer.write(EventKind.ERROR, **c.error)
     else: self._record_death(c, False)
+    self.show(self.writer.fd)
 
 @patch
 def _end_forks(self: Guard, c):
@@ -375,7 +398,7 @@ def _someone_failed(self: Guard, cause=True):
     "The grace begins; with `cause` this is what the others' deaths come from, otherwise it only lost a peer"
     if cause and self.failed_t is None:
         self.failed_t = time.time()
-        if self.others and not self.cancelled: self.say(JobState.RUNNING, self.starter_death or "a rank has failed here", failing=self.failed_t)
+        if self.others and not self.cancelled and not self.spec.keep_siblings: self.say(JobState.RUNNING, self.starter_death or "a rank has failed here", failing=self.failed_t)
     if not self.spec.keep_siblings: self.deadline = self.deadline or time.monotonic() + GRACE
 
 @patch
@@ -423,7 +446,9 @@ def _on_term(self: Guard, why):
     "A signal's handler, so it sends nothing itself"
     if self.saving: self.again = False                     # it saves, and then it ends
     elif any(c.saves for c in self.children.values()): self.wanted = dict(again=False, why=why)
-    else: self.cancel(why)
+    else:
+        self.theirs |= bool(self.post.scheduler) and not self.cancelled   # it may ask more than once
+        self.cancel(why)
 
 @patch
 def _save(self: Guard):
@@ -433,7 +458,7 @@ def _save(self: Guard):
     if self.saving: return
     if not any(c.saves for c in ranks):
         self.later = wanted
-        return self.say(JobState.RUNNING, "asked to save, but its function has not called dtnb.checkpoint")
+        return self.say(JobState.RUNNING, f"{self.post.scheduler or 'somebody'} asks it to save: its time is nearly over, and with it its ranks' variables are gone" if self.spec.keep_siblings else "asked to save, but its function has not called dtnb.checkpoint")
     self.again, self.saving = wanted["again"], wanted.get("why") or "somebody asked it to save"
     self.say(JobState.RUNNING, f"{self.saving}; saving", saving=self.saving, again=self.again)
     self.deadline = self.deadline or time.monotonic() + self._time_to_save()
@@ -494,12 +519,15 @@ def reap(self: Guard):
 def over(self: Guard) -> bool:
     "Whether nothing more can happen"
     if self.others: self._hear_others()
+    if self.post.far and not self.cancelled: return False   # ranks elsewhere may live, and these be started anew
     here, all_gone = self.children.values(), all(c.gone for c in self.children.values())
     if all_gone and self._keeps_store(): return False
     if all_gone and not self.starters: return True
     if all_gone and len(here) == self.post.nproc and all(c.said or self._secondary(c) or c.local_rank in self.exits for c in here): return True
     if self.deadline is None or time.monotonic() < self.deadline: return False
-    if self.saving and self.failed_t is None: self.cancelled = self.cancelled or f"{self.saving}; it did not save within {self._time_to_save():g} s"
+    if self.saving and self.failed_t is None:
+        self.cancelled = self.cancelled or f"{self.saving}; it did not save within {self._time_to_save():g} s"
+        self.theirs |= bool(self.post.scheduler)
     return True
 
 @patch
@@ -514,15 +542,33 @@ def _secondary(self: Guard, c) -> bool:
     return self.failed_t is not None and (c.died or time.time()) > self.failed_t + .001
 
 @patch
+def _asked_to_trace(self: Guard) -> dict:
+    try: return json.loads(self.paths.ask_trace.read_text())
+    except (OSError, ValueError): return {}
+
+@patch
+def _pass_on_trace(self: Guard):
+    "Somebody may have asked the job to record some steps: every guard finds the request, and asks its ranks"
+    self.next_ask, asked = time.monotonic() + (.5 if not self.others else 2), self._asked_to_trace()
+    if asked.get("id") in (None, self.traced): return
+    self.traced = asked["id"]
+    for c in self.children.values():
+        with contextlib.suppress(OSError):
+            if not c.gone: c.channel.offer(asked | dict(op="ask", what="trace"))
+
+@patch
 def run(self: Guard):
     "Until all ranks have ended; then stop what is left and say how it went"
     while not self.over():
         self._hear(.25)
         now = time.time()
         for c in self.children.values():
-            if c.run[3] and now - c.run[4] > .2 or c.lost[0]: c.flush()
+            if c.run[3] and now - c.run[4] > .2 or c.lost[0]:
+                c.flush()
+                self.show(c.log, c.index.fd)
         self.check_lease()
         if self.wanted: self._save()
+        if time.monotonic() >= self.next_ask: self._pass_on_trace()
     self.sweep()
     self._drain()
     self._record_deaths()
@@ -542,7 +588,9 @@ def _hear_others(self: Guard):
             if e.get("failing") and not self.cancelled: self._lost_a_host(e.get("failing"))
             if e.get("saving") and not self.saving: self.wanted = dict(again=e.get("again"), why=e.get("saving"))
             if e.get("saved"): self.over_there[i] = JobState.DONE   # its part of it is done
-            elif JobState(e.get("state")).ended: self.over_there[i], self.words[i] = JobState(e.get("state")), e.get("reason", "")
+            elif JobState(e.get("state")).ended:
+                self.over_there[i], self.words[i] = JobState(e.get("state")), e.get("reason", "")
+                if self.spec.keep_siblings: self.cancel(e.get("reason") or f"{self.hosts.get(i, f'host {i}')} has ended its part")
 
 @patch
 def _lost_a_host(self: Guard, t):
@@ -555,9 +603,9 @@ def _meet_the_end(self: Guard):
     first, end = not self.post.index, None
     state, reason = self.verdict()
     if not first: self.say(state, reason, **self._part())
-    while self.others and not (self.cancelled and self.post.scheduler):
+    while self.others and not self.theirs:
         self._hear_others()
-        if state != JobState.DONE and not self._all_saved() or any(s != JobState.DONE for s in self.over_there.values()): end = end or time.monotonic() + (GRACE if self.starter_death else 4 * GRACE)
+        if self.cancelled or state != JobState.DONE and not self._all_saved() or any(s != JobState.DONE for s in self.over_there.values()): end = end or time.monotonic() + (GRACE if self.starter_death else 4 * GRACE)
         if (len(self.over_there) == len(self.others) if first else 0 in self.over_there) or end and time.monotonic() > end: break
         time.sleep(.05)
     if not first: return
@@ -594,7 +642,7 @@ def _drain(self: Guard):
 def verdict(self: Guard) -> tuple[JobState, str]:
     "The job's last state and the reason, in one line"
     if self._all_saved() and all(s == JobState.DONE for s in self.over_there.values()): return self._verdict_of_saved()
-    if self.cancelled and self.post.scheduler: return JobState.RUNNING, self.cancelled   # why, and what is to become of it, only the scheduler knows
+    if self.cancelled and self.theirs: return JobState.RUNNING, self.cancelled   # why, and what is to become of it, only the scheduler knows
     if self.cancelled: return JobState.DONE if self.finished else JobState.CANCELLED, self.cancelled
     here = self.children and len(self.children) == self.post.nproc and all(c.said == "done" for c in self.children.values())
     if here and all(s == JobState.DONE for s in self.over_there.values()): return JobState.DONE, ""

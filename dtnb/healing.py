@@ -48,6 +48,7 @@ def restart_some(session, ranks, end) -> list[str]:
     session.hear()
     if odd := [r for r in ranks if r not in session.ranks]: raise ValueError(f"{name(odd)} is not in this session: it has ranks 0 to {session.world_size - 1}")
     if left := sorted(set(session.dead) - set(ranks)): raise DtnbError(f"{name(left)} {'is' if len(left) == 1 else 'are'} gone, too: restart {name(sorted({*left, *ranks}))}")
+    if far := sorted({session.silent[r][0] for r in ranks if r in session.silent}): raise DtnbError(f"{', '.join(far)} does not answer any more, so no ranks can be started there: %dist restart ends this session and starts another")
     session.tell(dict(op="signal", ranks=[r for r in ranks if r not in session.dead], signal="SIGKILL"))
     while set(ranks) - set(session.dead):
         if time.monotonic() > end: raise DtnbError(f"{name(ranks)} did not end in time")
@@ -77,8 +78,11 @@ def resize_to(session, nproc: int, end) -> list[str]:
     if busy := sorted({r for c in session.cells.values() for r in c.pending} | busy): raise DtnbError(f"{name(busy)} still {'runs' if len(busy) == 1 else 'run'} a cell: wait for it, or stop it with %dist interrupt")
     if nproc == before: return []
     for c in session.cells.values(): c.exception()          # cells of the dead have failed, for good
-    session.resized, session.dead = None, {}
-    session.on = session.on.resize(session.job, nproc)
+    (session.resized, session.dead), dead = (None, {}), session.dead
+    try: session.on = session.on.resize(session.job, nproc)
+    except BaseException:
+        session.dead = dead
+        raise
     session.until(end, lambda: session.hear() or session.resized == nproc, "the change of size")
     session.job = open_job(session.id)
     session.engines = {r: e for r, e in session.engines.items() if r < nproc}

@@ -83,6 +83,11 @@ class JobPaths:
     def result(self, r: int): return self.rank(r) / "result.pkl"
     def next_call(self, r: int): return self.rank(r) / "next.pkl"   # what the next attempt calls, if an object's `checkpoint` said so
     def error(self, r: int): return self.rank(r) / "error.json"
+    def trace(self, r: int, name): return self.rank(r) / f"trace-{name}.json.gz"   # as the profiler wrote it
+    def columns(self, r: int, name): return self.rank(r) / f"trace-{name}.dtt"
+    def raw_trace(self, r: int, name): return self.rank(r) / f".trace-{name}.json"  # while it is being packed
+    @property
+    def ask_trace(self): return self.root / "trace.json"       # the last request to record; its guards pass it on
 
 # %% ../nbs/01_job.ipynb #8c2bf624
 def make_private(path) -> Path:
@@ -147,6 +152,7 @@ class JobSpec:
     options: dict = field(default_factory=dict)  # the launcher's own, as given
     num_nodes: int = 1
     nproc_per_node: int = 1
+    trace: int = 0                               # record so many steps from the start, -1: everything
     keep_siblings: bool = False                  # sessions: a dead rank does not stop the others
     companion: str = ""                          # sessions: module:function of a process that runs beside the ranks
     lease: float = 0.0                           # sessions: seconds without a kernel before it ends; 0: it never does

@@ -15,7 +15,7 @@ from .engine import bind, engine, offer
 from .event import Event, EventKind, EventReader
 from .fold import Item, name
 from .rank.siblings import LEFT, USED
-from .handle import Job
+from .handle import Job, check_steps
 from .healing import resize_to, restart_some
 from .job import DtnbError, JobState, JobTimeoutError, jobs_dir
 from .launchers.launcher import launch_on, open_job
@@ -31,18 +31,20 @@ class Session(Link):
     """N ranks that keep their variables between cells.
 
     `nproc`: ranks (default: one a GPU, else 2); `on`: a launcher instead of `Local(nproc=nproc)`; `init`: 'auto' starts the process group (gloo, or nccl on GPUs),
-    'none' leaves it to you, another word names its backend; `lease`: seconds that the ranks outlive their kernel; `timeout`: seconds that they may take to start.
-    Raises `LaunchError` if they don't"""
+    'none' leaves it to you, another word names its backend; `lease`: seconds that the ranks outlive their kernel; `timeout`: seconds that they may take to start once it is
+    their turn (default: the launcher's `startup`). Raises `LaunchError` if they don't. An interrupt while they wait for their turn takes them out of the queue"""
     outlives = False           # set when the kernel restarts: the next one can attach
 
-    def __init__(self, nproc: int | None = None, on=None, init: str = "auto", name: str = "session", lease: float = 600, timeout: float = 60):
+    def waiting(self, words: str): "Told what the session waits for before it can start; '' when it waits no longer. `dtnb.api` shows it"
+
+    def __init__(self, nproc: int | None = None, on=None, init: str = "auto", name: str = "session", lease: float = 600, timeout: float | None = None):
         if on is None:
             from dtnb.launchers.local import Local
             on = Local(nproc=nproc)
         elif nproc is not None: raise ValueError("give either nproc or a launcher, which has its own")
         if not isinstance(init, str): raise ValueError(f"init must be 'auto', 'none' or a backend's name, not {init!r}")
         self._set(on, init, name, lease)
-        self._start(time.monotonic() + timeout)
+        self._start(timeout)
 
     def _set(self, on, init, name, lease):
         Link.__init__(self)
@@ -50,12 +52,22 @@ class Session(Link):
         self.cells, self.numbers, self.healer = {}, itertools.count(1), threading.RLock()
         self.generation = int(time.time())   # of the process group; another kernel may have renewed it before
 
-    def _start(self, end):
+    def _start(self, timeout=None):
+        end = time.monotonic() + (timeout or self.on.startup)
         self.take(launch_on(self.on, engine, (), dict(init=self.init), keep_siblings=True, companion=COMPANION, lease=self.lease, name=self.name))
-        try: self._open(end)
+        try: self._open(end + self._queue())
         except BaseException:
             self.close()
             raise
+
+    def _queue(self) -> float:
+        "While it is not the job's turn; returns for how many seconds"
+        began, told = time.monotonic(), ""
+        while (words := self.on.waiting(self.job)) and not self.job.state.ended:
+            if words != told: self.waiting(told := words)
+            time.sleep(.2)
+        if told: self.waiting("")
+        return time.monotonic() - began
 
     def _open(self, end, again=False):
         "Connect to the job's ranks; `again`: to those of another kernel"
@@ -100,13 +112,13 @@ def check(self: Session, ranks, gone=()):
 KEPT = 100  # cells whose late output still finds its place
 
 @patch
-def send(self: Session, code: str, ranks=None, name: str = "", count: int = 0) -> Cell:
-    "Send a cell to ranks (default: all); returns at once. Raises `SyntaxError` before anything is sent"
+def send(self: Session, code: str, ranks=None, name: str = "", count: int = 0, trace: int = 0) -> Cell:
+    "Send a cell to ranks (default: all); returns at once. `trace`: record so many of its steps, -1: all of it. Raises `SyntaxError` before anything is sent"
     ranks = self.ranks if ranks is None else tuple(sorted({ranks} if isinstance(ranks, int) else set(ranks)))
     self.check(ranks)
     check_syntax(code)
     with self.lock:
-        cell = Cell(self, next(self.numbers), code, ranks, name, count, self.job.id)
+        cell = Cell(self, next(self.numbers), code, ranks, name, count, self.job.id, traced=bool(trace))
         cell.reader = JobReader(self.paths.root)
         cell.reader.readers = {r: cell.reader.readers[r] for r in ranks}
         for reader in (cell.reader.launcher, *cell.reader.readers.values()): reader.skip()
@@ -118,7 +130,7 @@ def send(self: Session, code: str, ranks=None, name: str = "", count: int = 0) -
         cell.outputs = {r: [] for r in ranks}
         self.cells[cell.number] = cell
         for old in [n for n, c in self.cells.items() if n <= cell.number - KEPT and c.finished]: del self.cells[old]
-        label = json.dumps(dict(cell=cell.number, count=count or cell.number))
+        label = json.dumps(dict(cell=cell.number, count=count or cell.number, trace=trace))
         for r in ranks:
             uuid = self.client._engines[self.engines[r]].encode()          # as ipyparallel's own views do (9.2)
             cell.futures[r] = self.client.send_execute_request(self.client._mux_socket, code, silent=False, ident=uuid, metadata=dict(label=label))
@@ -160,6 +172,7 @@ def listen(self: Session):
             if m.get("op") == "live" and (e := Event.from_json(m["event"])):
                 for c in self.cells.values():
                     if not c.finished and e.rank in c.ranks: c.view.apply(e)
+            elif m.get("op") == "lost": self.silent |= dict.fromkeys(m["ranks"], (m["host"], time.monotonic()))
         for r, reader in self.readers.items():
             for e in reader.read(): self._hear_output(r, e)
         for c in list(self.cells.values()): c.hand_on()
@@ -183,6 +196,22 @@ def _hear_output(self: Session, rank, e):
 def _text(self: Session, rank, offset, length) -> str:
     with open(self.paths.output(rank), "rb") as f: return os.pread(f.fileno(), length, offset).decode(errors="replace")
 
+# %% ../nbs/session/28_session.ipynb #2521b58a
+@patch
+def trace(self: Session, steps: int = 5, memory: bool = False, stacks: bool = False) -> str:
+    "Record a trace of the next `steps` steps of the cell that runs, on its ranks; returns the recording's name. Does not wait: `timeline()` does. Raises `DtnbError` if no cell runs, or if a rank can't"
+    cells = [c for c in self.cells.values() if c.pending and not c.finished]
+    if not cells: raise DtnbError("no cell is running whose steps could be recorded: %%distributed --trace=5 records those of a cell from its start")
+    ranks, question = list(cells[0].ranks), f"trace-{secrets.token_hex(4)}"
+    told = {r: self._question(r, "trace", **dict(key=question), steps=check_steps(steps), ranks=ranks, memory=memory, stacks=stacks) for r in ranks}
+    names = [self._answer(q, time.monotonic() + 5, r, "did not answer (trace)")[0]["name"] for r, q in told.items()]
+    return names[0]
+
+@patch
+def timeline(self: Session, name: str | None = None, timeout: float = 60):
+    "The traces of a recording (default: the last; a cell's number names it) on one clock: a `Timeline`. Waits at most `timeout` seconds until they are written. Raises `DtnbError` if there are none"
+    return self.job.timeline(None if name is None else str(name), timeout)
+
 # %% ../nbs/session/28_session.ipynb #17308018
 @patch
 def push(self: Session, ranks=None, timeout: float = 60, **values):
@@ -192,8 +221,7 @@ def push(self: Session, ranks=None, timeout: float = 60, **values):
     token = secrets.token_hex(8)
     try: fd = pack(values)
     except Exception as err: raise TypeError(f"{', '.join(values)} can't be sent: {err}") from None
-    try:
-        for r in ranks: self.ask(r, "hold", timeout, [fd], token=token)
+    try: self.share(ranks, "hold", timeout, [fd], token=token)
     finally: os.close(fd)
     self.apply(ranks, timeout, bind, token)
 
@@ -210,7 +238,7 @@ def pull(self: Session, *names: str, ranks=None, timeout: float = 60) -> dict:
 @patch
 def _offered(self: Session, rank, names, timeout, default=False):
     token = secrets.token_hex(8)
-    self.tell(dict(op="expect", id=token))
+    self.tell(dict(op="expect", id=token, rank=rank))
     self.apply((rank,), timeout, offer, token, names, default)
     _, fds = self._answer(token, time.monotonic() + timeout, rank, f"did not send {', '.join(names)}")
     return unpack(fds[0])
@@ -298,20 +326,27 @@ def close(self: Session, timeout: float = 10):
     Link.close(self, "closed")
     if self.control is None: self.job.cancel("closed before it had started")
     else:
-        with contextlib.suppress(JobTimeoutError): self.job.follow(timeout, period=.02)
+        try: self.job.follow(timeout, period=.02)
+        except JobTimeoutError:
+            with contextlib.suppress(DtnbError, OSError): self.job.cancel("closed")   # its guards are not reached
         with self.lock:
-            for channel in (self.control, self.live): channel.close()
+            for channel in filter(None, (self.control, self.live)): channel.close()
     self.ended = self.ended or "closed"
 
 @patch
-def restart(self: Session, ranks=None, timeout: float = 60) -> list[str]:
+def restart(self: Session, ranks=None, timeout: float | None = None) -> list[str]:
     "Fresh ranks of the same kind; their variables are gone. With `ranks`, only those; the others keep theirs, and all have a new process group. Returns what else there is to do, in words"
-    end = time.monotonic() + timeout
+    end = time.monotonic() + (timeout or self.on.startup)
     if ranks is not None: return restart_some(self, sorted(set(ranks)), end)
+    self.listen()
+    if self.on.queues and not (self.ended or self.live.closed or self.silent):
+        restart_some(self, list(self.ranks), end)            # where they are: another job would wait for its turn
+        self.cells = {}
+        return []
     self.close()
     self.reset()
     self.cells = {}
-    self._start(end)
+    self._start(timeout)
     return []
 
 @patch

@@ -6,10 +6,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-FLOORS = {0: ["event", "job", "payload", "view", "channel", "reader", "handle", "transfer", "names", "fold", "scripts", "gpus", "trace.columns", "trace.chrome", "trace.convert", "trace.intervals", "trace.collectives", "trace.summary", "trace.findings", "trace.perfetto", "trace.timeline"],
-          1: ["rank.report", "rank.output", "rank.adapters", "rank.worker", "rank.collectives", "processes", "rank.child", "rank.siblings", "rank.checkpoint", "guard", "zygote"],
+FLOORS = {0: ["event", "job", "payload", "view", "channel", "reader", "handle", "transfer", "names", "fold", "scripts", "gpus", "trace.columns", "trace.chrome", "trace.convert", "trace.intervals", "trace.collectives", "trace.summary", "trace.findings", "trace.perfetto", "trace.timeline", "trace.clock", "trace.recordings", "trace.picture"],
+          1: ["rank.report", "rank.output", "rank.adapters", "rank.worker", "rank.collectives", "processes", "rank.child", "rank.siblings", "rank.checkpoint", "rank.phases", "rank.recording", "rank.profile", "wire", "guard", "zygote"],
           2: ["launchers.launcher", "launchers.local", "launchers.squeue", "launchers.discovery", "launchers.slurm", "launchers.torchrun", "engine", "link", "healing", "cell", "session"],
-          3: ["widgets.twin", "widgets.progress", "widgets.cell", "widgets.cluster", "widgets.launchpad"],
+          3: ["widgets.twin", "widgets.progress", "widgets.cell", "widgets.timeline", "widgets.cluster", "widgets.launchpad"],
           4: ["api", "cli", "doctor", "magic", "form", "cards", "pad"]}
 FLOOR = {f"dtnb.{m}": n for n, ms in FLOORS.items() for m in ms}
 HEAVY = {"torch", "IPython", "ipyparallel", "submitit", "ray", "kubernetes", "accelerate", "ipywidgets", "anywidget", "transformers", "numpy", "cloudpickle", "fastcore"}
@@ -50,7 +50,7 @@ def test_launchers_do_not_import_each_other():
 
 def test_public_names():
     import dtnb
-    assert sorted(dtnb.__all__) == sorted("launch launchpad resume attach jobs script Job Local Slurm Torchrun Session Cell CellFailedError track log span checkpoint JobState DtnbError LaunchError RankFailedError JobCancelledError JobTimeoutError".split())
+    assert sorted(dtnb.__all__) == sorted("launch launchpad resume attach jobs script Job Local Slurm Torchrun Session Cell CellFailedError track log span checkpoint profile open_trace JobState DtnbError LaunchError RankFailedError JobCancelledError JobTimeoutError".split())
     for name in dtnb.__all__: assert getattr(dtnb, name).__doc__, f"{name} has no docstring"
 
 

@@ -202,3 +202,39 @@ def test_kernel_restart_and_attach(lab, tmp_path):
         p.show(".jp-Cell:nth-of-type(9)")
         p.shot(shots / "session-resized.png")
         assert p.errors == []
+
+
+TRAINING = """%%distributed --name train
+from torch.utils.data import DataLoader, TensorDataset
+class Slow(TensorDataset):
+    def __getitem__(self, i): time.sleep(.02 + .02 * rank); return super().__getitem__(i)
+import time, dtnb
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 8))
+sgd = torch.optim.SGD(model.parameters(), lr=.01)
+for x, in dtnb.track(DataLoader(Slow(torch.randn(400, 64)), batch_size=4)):
+    model(x).pow(2).mean().backward(); sgd.step(); sgd.zero_grad()"""
+
+def test_a_trace_of_a_cell_that_runs(lab, tmp_path):
+    "The lanes say where in its step a rank is; a click records the next steps of a running cell; its timeline is below the cell, and in the saved notebook"
+    shots = Path(os.environ.get("DTNB_SHOTS") or tmp_path / "shots")
+    nb = lab.folder / "trace.ipynb"
+    write_notebook(nb, "%load_ext dtnb\n%dist start -n 2", TRAINING)
+    with Page(lab, height=1300) as p:
+        p.open(nb.name)
+        p.run_cell(0)
+        p.wait_done([0])
+        p.run_cell(1)
+        p.page.wait_for_function("() => [...document.querySelectorAll('.dtnb-state')].filter(s => s.innerText.includes('data')).length == 2", timeout=60_000)
+        p.shot(shots / "session-phases.png")
+        p.page.locator(".dtnb-trace-button").click()
+        p.page.wait_for_function("() => /trac(ing|ed) /.test(document.querySelector('.dtnb-note')?.innerText ?? '')", timeout=60_000)
+        p.shot(shots / "session-tracing.png")
+        until(p, 1, "traced 5 steps on 2 ranks", 120)
+        p.wait_done([1])
+        p.page.locator(".dtnb-timeline, [class*=dtnb-timeline-]").first.wait_for(timeout=60_000)
+        p.show(".jp-Cell:nth-of-type(2)")
+        p.shot(shots / "session-traced.png")
+        p.page.wait_for_timeout(500)
+        p.command("docmanager:save")
+        assert p.errors == []
+    assert any("image/png" in o.get("data", {}) for o in outputs(nb)) and not any("widget-view" in k for o in outputs(nb) for k in o.get("data", {}))

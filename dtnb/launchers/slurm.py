@@ -4,21 +4,24 @@
 
 # %% auto #0
 __all__ = ['PATIENCE', 'minutes', 'sbatch_script', 'parse_sinfo', 'check', 'check_script', 'read_record', 'note', 'Slurm',
-           'final', 'node_address', 'post_of', 'main']
+           'final', 'srun_argv', 'node_address', 'post_of', 'main']
 
 # %% ../../nbs/launchers/24_slurm.ipynb #52db2389
 import contextlib, json, os, re, secrets, shlex, signal, socket, subprocess, sys, time
 from dataclasses import replace
 from pathlib import Path
 
+from fastcore.basics import patch
+
 from ..event import Event, EventKind, EventWriter
 from ..handle import Job
 from ..job import JobPaths, JobSpec, JobState, LaunchError, home, make_private, write_atomic
 from .launcher import Launcher
 from .discovery import test_only
-from .squeue import SlurmError, ask, clean_env, find_token, poller
+from .squeue import SlurmError, ask, clean_env, expected, find_token, gloss, poller
 from ..rank.checkpoint import latest
-from ..reader import in_words, read_errors, tail
+from ..processes import start_time
+from ..reader import in_words, last_line, opening, read_errors, tail
 from ..scripts import classic_script, script
 
 # %% ../../nbs/launchers/24_slurm.ipynb #ea7357d7
@@ -39,8 +42,9 @@ _SBATCH = """account begin bb bbf cluster_constraint comment constraint containe
 gpu_bind gpu_freq gpus_per_node gpus_per_task gres gres_flags hold job_name licenses mail_type mail_user mcs_label mem mem_per_cpu mem_per_gpu mincpus nice nodefile nodelist no_kill nodes ntasks_per_node
 overcommit oversubscribe partition power prefer priority profile propagate qos reboot requeue no_requeue reservation sockets_per_node spread_job switches thread_spec threads_per_core time time_min tmp use_min_nodes wckey""".split()
 _NOT_OURS = dict(clusters="set SLURM_CONF to the other cluster's file", array="one launch is one job: call launch once for each", output="each rank has its own log: job.logs(rank)", error="each rank has its own log: job.logs(rank)", wrap="pass a function to launch",
-                 ntasks="give nodes and nproc_per_node (or ntasks_per_node): Slurm may split ntasks unevenly", signal="give signal_delay_s, the seconds before the end at which ranks save", chdir="the job runs in the notebook's folder")
-_OWN = dict(nodes=1, nproc_per_node=None, signal_delay_s=90, setup=None, srun_args=None, python=None, env=None, max_payload_mb=64, style="dtnb", script=None)
+                 nproc="give nodes and nproc_per_node", ntasks="give nodes and nproc_per_node (or ntasks_per_node): Slurm may split ntasks unevenly", signal="give signal_delay_s, the seconds before the end at which ranks save", chdir="the job runs in the notebook's folder")
+_OWN = dict(nodes=1, nproc_per_node=None, signal_delay_s=90, setup=None, srun_args=None, python=None, env=None, max_payload_mb=64, style="dtnb", script=None, allocation=None)
+_STEP = "cpus_per_gpu cpus_per_task exclude gpu_bind gpus_per_node gpus_per_task gres job_name mem mem_per_cpu mem_per_gpu nodelist time".split()   # what srun takes in an allocation
 
 PATIENCE = 60   # seconds for sbatch to answer
 _UNSURE = re.compile(r"timed out|temporarily|unable to contact|zero bytes|connection", re.I)   # sbatch's words when it may have submitted all the same
@@ -49,7 +53,7 @@ def sbatch_script(options: dict, name: str, root: str, cwd: str) -> str:
     "The text for sbatch: `options` as `Slurm` takes them, the job's name, its folder and the folder that it runs in"
     try: from submitit.slurm.slurm import _get_default_parameters, _make_sbatch_string   # submitit 1.5 has no public function that gives the text
     except ImportError: raise LaunchError("Slurm needs submitit: pip install 'dtnb[slurm]'") from None
-    o = {k: v for k, v in options.items() if v is not None and v is not False and k not in ("nproc_per_node", "env", "max_payload_mb", "python", "srun_args", "style", "script")}
+    o = {k: v for k, v in options.items() if v is not None and v is not False and k not in ("nproc_per_node", "env", "max_payload_mb", "python", "srun_args", "style", "script", "allocation")}
     if not o.get("no_requeue"): o.setdefault("requeue", True)           # some sites' default is that a job is not
     o["time"], o["ntasks_per_node"], o["job_name"] = minutes(o.get("time")), o.get("ntasks_per_node", 1), re.sub(r"[\r\n\0]+", " ", o.get("job_name", name))
     more = {k.replace("_", "-"): v for k, v in o.items() if k not in _get_default_parameters()}
@@ -82,7 +86,7 @@ def check(options: dict, have: dict[str, dict]):
         most = max((p[key] if p[key] is not None else float("inf") for p in ps.values()), default=float("inf"))
         if isinstance(asked, int) and asked > most: raise LaunchError(f"asked for {asked} {words[key]}, but partition {' or '.join(ps)} has at most {most}")
 
-# %% ../../nbs/launchers/24_slurm.ipynb #d1393611
+# %% ../../nbs/launchers/24_slurm.ipynb #649ae77a
 def check_script(text: str, options: dict):
     "Raises `ValueError` if a script that was changed by hand would not start the ranks that `options` ask for"
     if options["style"] != "dtnb": raise ValueError("script is for style='dtnb'")
@@ -112,8 +116,10 @@ class Slurm(Launcher):
     `signal_delay_s`: seconds before the time limit at which ranks are asked to save; `setup`: lines of shell before srun (they are kept in the job's folder: no place for secrets); `srun_args`; `python`: of the nodes; `env`: more variables.
     `script`: what `render` gave, changed by hand, to be submitted in its place; `JOB_DIR` in it is the job's folder. Nodes, tasks a node and the line with srun stay as the other options have them.
     `style="torchrun"`: the function becomes a script (`dtnb.script`), which the classic batch script runs by torchrun, without dtnb on the nodes; its state is Slurm's, its output `job.logs(0)`, and there are no results.
-    The job's folder (`DTNB_HOME`) must be visible to every node"""
+    `allocation`: "here" starts the ranks by `srun --overlap` in the allocation that this process is in (salloc, or a notebook that runs in a job), a number in that one; `nodes` is then all of them unless said.
+    A session's job is never requeued, because its variables are gone. The job's folder (`DTNB_HOME`) must be visible to every node"""
     defaults = {k: None for k in _SBATCH} | _OWN
+    queues, startup = True, 300
 
     def __init__(self, **options):
         for key in options:
@@ -127,6 +133,7 @@ class Slurm(Launcher):
         for k, v in o.items():
             if isinstance(v, str) and "\n" in v and k not in ("setup", "job_name", "script"): raise ValueError(f"{k}={v!r} has more than one line")
         minutes(o["time"])
+        if o["allocation"]: self._check_step(options)
         if o["script"]: check_script(o["script"], o)
 
     def shape(self):
@@ -135,14 +142,25 @@ class Slurm(Launcher):
         for key, n in dict(nodes=o["nodes"], nproc_per_node=per).items():
             if not isinstance(n, int) or isinstance(n, bool) or n < 1: raise LaunchError(f"{key} must be a whole number, at least 1, not {n!r}")
         if o["gpus_per_node"] and per > o["gpus_per_node"]: raise LaunchError(f"asked for {per} ranks a node with {o['gpus_per_node']} GPUs: one rank needs one GPU")
-        return o["nodes"], per
+        if not o["allocation"]: return o["nodes"], per
+        try: have = int(ask("squeue", "-h", "-j", o["allocation"], "-o", "%D", timeout=10).strip() or 0)
+        except (SlurmError, subprocess.TimeoutExpired) as err: raise LaunchError(f"Slurm does not tell about allocation {o['allocation']}: {err}") from None
+        if not have: raise LaunchError(f"there is no allocation {o['allocation']} any more")
+        if o["nodes"] > have: raise LaunchError(f"asked for {o['nodes']} nodes, but allocation {o['allocation']} has {have}")
+        return have if self.whole else o["nodes"], per
+
+    @property
+    def keeps_siblings(self): return self.options["style"] == "dtnb"
 
     def render(self, spec=None, root="JOB_DIR"):
-        "The script that is submitted"
-        return self._text(self._dialect(), spec or JobSpec("JOB_ID", "function", "Slurm", cwd=os.getcwd()), JobPaths(Path(root))).replace(os.path.abspath(root), str(root))
+        "The script that is submitted, or what srun is told in an allocation"
+        nodes = self.shape()[0] if self.options["allocation"] and not spec else self.options["nodes"]
+        return self._text(self._dialect(), spec or JobSpec("JOB_ID", "function", "Slurm", num_nodes=nodes, cwd=os.getcwd()), JobPaths(Path(root))).replace(os.path.abspath(root), str(root))
 
     def _text(self, o: dict, spec: JobSpec, paths: JobPaths) -> str:
+        if o["allocation"]: return shlex.join(srun_argv(o, spec, str(paths.root)))
         if o["script"]: return o["script"].replace("JOB_DIR", shlex.quote(str(paths.root)))
+        if spec.keep_siblings: o = o | dict(no_requeue=True, srun_args=[*(o["srun_args"] or ()), _ENDS_WITH_FIRST])   # variables are not there again
         if o["style"] == "dtnb": return sbatch_script(o, spec.name, str(paths.root), spec.cwd)
         o = {k: v for k, v in o.items() if v is not None and k not in ("nproc_per_node", "signal_delay_s", "max_payload_mb", "style", "env")}
         o |= dict(job_name=re.sub(r"[\r\n\0]+", " ", o.get("job_name", spec.name)), setup=o.get("setup") or (), python=o.get("python") or sys.executable, output=str(paths.output(0)), open_mode="append", chdir=spec.cwd)
@@ -173,7 +191,7 @@ class Slurm(Launcher):
         return bool(self.options["gpus_per_node"] and re.search(r"generic resource|gres", said, re.I) and not _site().get("gpus"))
 
     def start(self, paths, spec):
-        try: return self._submit(paths, spec)
+        try: return self._srun(paths, spec) if self.options["allocation"] else self._submit(paths, spec)
         except BaseException:
             if not read_record(paths).get("asked"):        # nothing was submitted
                 import shutil
@@ -200,15 +218,17 @@ class Slurm(Launcher):
         o = self._dialect()
         comment = " ".join(x for x in (o["comment"], token) if x)
         write_atomic(paths.root / "submit.sh", self._text(o | dict(comment=comment), spec, paths))
-        own = (sys.prefix + os.sep, sys.base_prefix + os.sep)  # the node's interpreter has these of its own
-        env = clean_env(os.environ) | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p and not p.startswith(own)), "PYTHONSAFEPATH": "1"} | {k: str(v) for k, v in (self.options["env"] or {}).items()}
         note(paths, token=token, asked=time.time())
-        try: note(paths, id=ask("sbatch", "--parsable", *([f"--comment={comment}"] if o["script"] else []), paths.root / "submit.sh", timeout=PATIENCE, env=env, cwd=spec.cwd).split(";")[0].strip())
+        try: note(paths, id=ask("sbatch", "--parsable", *([f"--comment={comment}"] if o["script"] else []), paths.root / "submit.sh", timeout=PATIENCE, env=self._env(), cwd=spec.cwd).split(";")[0].strip())
         except subprocess.TimeoutExpired: pass               # it may have submitted: `poll` looks for the token
         except SlurmError as err:
             if not _UNSURE.search(str(err)):
                 note(paths, asked=None)
                 raise
+
+    def _env(self) -> dict:
+        own = (sys.prefix + os.sep, sys.base_prefix + os.sep)  # the node's interpreter has these of its own
+        return clean_env(os.environ) | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p and not p.startswith(own)), "PYTHONSAFEPATH": "1"} | {k: str(v) for k, v in (self.options["env"] or {}).items()}
 
     def _adopt(self, paths) -> str | None:
         "Find a job that was submitted without an answer. One that was cancelled meanwhile is cancelled now"
@@ -223,21 +243,24 @@ class Slurm(Launcher):
         before = read_record(job.paths).get("cancel")
         record = note(job.paths, cancel=reason)
         try:
-            if record.get("id"): ask("scancel", record["id"])
+            if self.options["allocation"]: self._stop_step(job)
+            elif record.get("id"): ask("scancel", record["id"])
             else: self._adopt(job.paths)
         except (SlurmError, subprocess.TimeoutExpired) as err:
             note(job.paths, cancel=before)
             raise LaunchError(f"Slurm did not take the cancel ({err}): try again") from None
 
     def save(self, job, again):
+        if again and self.options["allocation"]: raise LaunchError("an allocation can't be requeued: cancel(save=True), then dtnb.resume goes on")
         if not again: note(job.paths, cancel="asked to save and end")
-        try: ask("scancel", f"--signal={'USR2' if again else 'TERM'}", read_record(job.paths).get("id") or "?")
+        try: ask("scancel", f"--signal={'USR2' if again else 'TERM'}", (opening(job.paths).get("step") if self.options["allocation"] else read_record(job.paths).get("id")) or "?")
         except (SlurmError, subprocess.TimeoutExpired) as err: raise LaunchError(f"Slurm did not pass it on ({err}): try again") from None
 
     def poll(self, job):
         record = read_record(job.paths)
         if record.get("state"): return [_event(record["state"], record["reason"], record["t"])]
         if not record.get("id"): return self._poll_unsubmitted(job, record)
+        if self.options["allocation"]: return self._poll_step(job, record)
         seen = poller().last(record["id"])
         if seen is None: return []
         state, reason = seen.verdict()
@@ -266,6 +289,7 @@ class Slurm(Launcher):
 def _event(state, reason, t=None): return Event(EventKind.STATE, t or time.time(), data=dict(state=state, reason=reason))
 _BY_SLURM = ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE")   # no rank's doing
 def _told(job): return (why := job.reader.view.reason).startswith("Slurm asked the ") and not why.endswith("; saving")   # a guard's last word where Slurm ends a job; its ranks' errors were written before it
+_ENDS_WITH_FIRST = "--wait=30"   # seconds after the end of one task until srun ends the others: the session is over for all
 def _refused(err): return LaunchError(f"Slurm refused the job: {err}")
 
 def _or_nothing(*argv, timeout) -> str:
@@ -290,6 +314,70 @@ def final(job: Job, record: dict, word: str, state: JobState, reason: str) -> tu
     said = "".join(tail(p, 500) for p in sorted((job.paths.root / "slurm").glob("*.err"))[:1]).strip()
     return state, reason or f"Slurm says {word}: {said or 'see ' + str(job.paths.root / 'slurm')}"
 
+# %% ../../nbs/launchers/24_slurm.ipynb #5e122e23
+@patch
+def waiting(self: Slurm, job):
+    if opening(job.paths): return ""
+    if self.options["allocation"]: return f"waits in allocation {self.options['allocation']}: {last}" if (last := last_line(tail(job.paths.launcher_log, 500))).endswith("retrying") or "step creation" in last else ""
+    if not (number := read_record(job.paths).get("id")): return "sbatch did not answer; looking for the job"
+    seen = poller().last(number)
+    if seen is None: return f"job {number} is submitted"
+    if seen.verdict()[0] != JobState.PENDING: return ""
+    when = expected(number)
+    return f"job {number}: {gloss(seen.reason)}" + (f"; Slurm expects it to start at {when}" if when else "")
+
+# %% ../../nbs/launchers/24_slurm.ipynb #ef325c84
+def srun_argv(o: dict, spec: JobSpec, root: str) -> list[str]:
+    "The words that start a job's guards in an allocation"
+    per, words = o.get("ntasks_per_node") or 1, {k: o[k] for k in _STEP if o.get(k) is not None and k not in ("job_name", "time")}
+    if o.get("time"): words["time"] = minutes(o["time"])
+    flags = [f"--{k.replace('_', '-')}={v}" for k, v in words.items()]
+    return ["srun", f"--jobid={o['allocation']}", "--overlap", f"--nodes={spec.num_nodes}", f"--ntasks={spec.num_nodes * per}", f"--ntasks-per-node={per}", f"--job-name={re.sub(r'[^ -~]+', ' ', o.get('job_name') or spec.name)}", "--unbuffered",
+            "--kill-on-bad-exit=1", *([_ENDS_WITH_FIRST] if spec.keep_siblings else []), *flags, *(o.get("srun_args") or ()), o.get("python") or sys.executable, "-u", "-m", "dtnb.launchers.slurm", root]
+
+@patch
+def _check_step(self: Slurm, options):
+    "What an allocation can't honour; 'here' becomes its id"
+    o, known = self.options, {*_STEP, "nodes", "nproc_per_node", "ntasks_per_node", "srun_args", *_OWN}
+    if odd := [k for k, v in o.items() if k not in known and v != self.defaults[k]]: raise ValueError(f"{odd[0]} is for a new job: an allocation has its own")
+    if o["style"] != "dtnb" or o["setup"]: raise ValueError("style and setup are for a new job, not for an allocation")
+    if o["allocation"] == "here":
+        if not (here := os.environ.get("SLURM_JOB_ID")): raise LaunchError("this process is in no allocation of Slurm's (SLURM_JOB_ID is not set): start the notebook in one, with salloc for instance, or leave allocation out and a job is submitted")
+        o["allocation"] = here
+    o["allocation"], self.whole = str(o["allocation"]), "nodes" not in options
+
+# %% ../../nbs/launchers/24_slurm.ipynb #4637293d
+@patch
+def _srun(self: Slurm, paths, spec):
+    "Start the guards in an allocation. srun stays until they have ended, and longer than the kernel"
+    with open(paths.launcher_log, "ab", opener=lambda p, flags: os.open(p, flags, 0o600)) as log:
+        try: srun = subprocess.Popen(srun_argv(self._dialect(), spec, str(paths.root)), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=self._env(), cwd=spec.cwd)
+        except FileNotFoundError: raise SlurmError("srun is not here: this machine can't start anything in an allocation") from None
+    write_atomic(paths.spec, replace(spec, starter=dict(pid=srun.pid, start=start_time(srun.pid), host=spec.host)).to_json())
+    note(paths, id=self.options["allocation"], asked=time.time())
+    return Job(paths.root, self)
+
+@patch
+def _poll_step(self: Slurm, job, record):
+    "What became of srun; where it has ended without a last word of the guards, what the allocation's state says"
+    seen, srun = poller().last(record["id"]), job.spec.starter
+    if srun["host"] != socket.gethostname() and not (seen and seen.ended) or start_time(srun["pid"]) == srun["start"]: return []
+    since = record.get("gone") or note(job.paths, gone=time.time())["gone"]
+    late = time.time() - since
+    if late < 2 or late < 60 and (seen is None or not seen.ended and (seen.t < since + 1 or seen.word == "COMPLETING")): return []   # Slurm may not have told it yet
+    if job.reader.poll().state.ended: return []
+    state, reason = seen.verdict() if seen and seen.ended else (JobState.FAILED, f"srun has ended: {tail(job.paths.launcher_log, 500).strip() or 'it said nothing'}")
+    if record.get("cancel"): state, reason = JobState.CANCELLED, record["cancel"]
+    note(job.paths, state=state, reason=reason, t=time.time())
+    return [_event(state, reason)]
+
+@patch
+def _stop_step(self: Slurm, job):
+    "The guards, not the allocation"
+    srun = job.spec.starter
+    if step := opening(job.paths).get("step"): ask("scancel", step)
+    elif srun["host"] == socket.gethostname() and start_time(srun["pid"]) == srun["start"]: os.kill(srun["pid"], signal.SIGTERM)
+
 # %% ../../nbs/launchers/24_slurm.ipynb #d1c8b750
 def node_address(env) -> str:
     "This node's IPv4 address, as Slurm knows it"
@@ -310,7 +398,8 @@ def post_of(env, spec: JobSpec, addr: str):
     "The `Post` of a task, from Slurm's variables"
     from dtnb.guard import Post
     index, node, n = int(env["SLURM_PROCID"]), int(env["SLURM_NODEID"]), spec.nproc_per_node
-    common = dict(world_size=spec.world_size, index=index, guards=int(env["SLURM_NTASKS"]), local_world_size=n, node_rank=node, addr=addr, attempt=int(env.get("SLURM_RESTART_COUNT", 0)), scheduler="Slurm")
+    again = int(env.get("SLURM_RESTART_COUNT", 0)) if not spec.options.get("allocation") else 0   # of the allocation, not of what runs in it
+    common = dict(world_size=spec.world_size, index=index, guards=int(env["SLURM_NTASKS"]), local_world_size=n, node_rank=node, addr=addr, attempt=again, scheduler="Slurm", far=spec.keep_siblings, step=f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}")
     if int(env["SLURM_NTASKS"]) == spec.num_nodes: return Post(nproc=n, rank=node * n, **common)
     return Post(nproc=1, rank=index, local_rank=int(env["SLURM_LOCALID"]), **common)
 
@@ -328,9 +417,9 @@ def main(root: str):
     spec = JobSpec.from_json(JobPaths(Path(root)).spec.read_text())
     post = post_of(os.environ, spec, node_address(os.environ))
     os.environ.setdefault("OMP_NUM_THREADS", "1")          # before torch is there: it reads this once
-    preload(["torch", "torch.distributed", "dtnb.rank.worker", "dtnb.rank.adapters"])
+    preload(["torch", "torch.distributed", "dtnb.rank.worker", "dtnb.rank.adapters"] + ["IPython", "ipyparallel.engine.app", "ipyparallel.controller.app", "dtnb.engine"] * spec.keep_siblings)
     state = guard_main(root, count_gpus(), post=replace(post, asked=bool(asked)))
     if state == JobState.PENDING and not post.index: _requeue(JobPaths(Path(root)), spec, post)
-    sys.exit(state not in (JobState.DONE, JobState.PENDING))
+    sys.exit(state not in (JobState.DONE, JobState.PENDING) and not (spec.keep_siblings and state == JobState.CANCELLED))   # that is an end as any other
 
 if __name__ == "__main__" and "dtnb.launchers.slurm" in str(__spec__): main(sys.argv[1])

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SlurmError', 'clean_env', 'ask', 'gloss', 'Seen', 'parse_squeue', 'parse_scontrol', 'parse_sacct', 'has_accounting',
-           'look', 'find_token', 'Poller', 'poller']
+           'look', 'find_token', 'start_of', 'expected', 'Poller', 'poller']
 
 # %% ../../nbs/launchers/23_squeue.ipynb #2acccdaa
-import os, re, subprocess, threading, time
+import contextlib, os, re, subprocess, threading, time
 from dataclasses import dataclass
 from functools import cache
 
@@ -114,6 +114,21 @@ def find_token(token: str, timeout: float = 30) -> str | None:
     "The id of the job whose comment holds this token"
     text = ask("squeue", "-h", "-t", "all", "-o", _SEP.join(("%i", "%k")), timeout=timeout)
     return next((l.split(_SEP)[0].strip() for l in text.splitlines() if token in l), None)
+
+# %% ../../nbs/launchers/23_squeue.ipynb #42bcd408
+_EXPECTED = {}   # job -> (when it was asked, the answer)
+
+def start_of(text: str) -> str:
+    "Of `squeue --start -o %S`: the time, or '' if it has none"
+    return "" if text.strip() in ("", "N/A") else text.strip().replace("T", " ")
+
+def expected(job: str) -> str:
+    "When Slurm expects a job to start; '' if it doesn't say"
+    then, words = _EXPECTED.get(job, (float("-inf"), ""))
+    if time.monotonic() < then + 10: return words
+    with contextlib.suppress(SlurmError, subprocess.TimeoutExpired): words = start_of(ask("squeue", "--start", "-h", "-j", job, "-o", "%S", timeout=5))
+    _EXPECTED[job] = time.monotonic(), words
+    return words
 
 # %% ../../nbs/launchers/23_squeue.ipynb #8f616da3
 class Poller:

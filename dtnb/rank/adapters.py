@@ -11,6 +11,7 @@ __all__ = ['failures', 'attempt', 'on_import', 'Watch', 'close_bar', 'sweep', 'F
 import functools, math, os, sys, traceback, weakref
 from collections import deque
 
+from . import report
 from .report import Loop, Reporter
 
 # %% ../../nbs/rank/11_adapters.ipynb #aa081545
@@ -59,7 +60,7 @@ def _plain(v): return v if v is None or type(v) in (int, float) else float(v)
 class Watch:
     "Looks at a bar without holding it, and keeps what it saw last"
     def __init__(self, bar):
-        self.ref, self.over = weakref.ref(bar), False
+        self.ref, self.over, self.depth = weakref.ref(bar), False, 0
         self.seen, self.total, self.desc, self.unit = 0, None, "", "it"
         self.look(bar)
 
@@ -106,7 +107,9 @@ os.register_at_fork(after_in_child=lambda: feed(None))
 def _open(f, bar):
     if any(twin(bar) for twin in f.twins.values()): return None
     sweep(f.reporter)
-    f.reporter.open_loop(watch := Watch(bar))
+    watch = Watch(bar)
+    watch.depth = f.reporter.open_loop(watch).depth
+    if report.on_step is not None: report.on_step(watch.depth, 0)
     return watch
 
 def open_bar(bar) -> Watch | None:
@@ -150,8 +153,25 @@ def watch_tqdm(std):
             try: plain(self)
             finally: close_bar(self.__dict__.pop("_dtnb", None), self)
         return close
-    _wrap(std.tqdm, "__init__", opening)
-    _wrap(std.tqdm, "close", closing)
+    for name, make in dict(__init__=opening, close=closing, __iter__=_stepping, update=_counting).items(): _wrap(std.tqdm, name, make)
+
+def _stepping(plain):
+    def __iter__(self):
+        watch, n = self.__dict__.get("_dtnb"), self.n
+        if watch is None: return (yield from plain(self))
+        if report.on_step is not None: report.on_step(watch.depth, 0)
+        for item in plain(self):
+            yield item
+            n += 1
+            if report.on_step is not None: report.on_step(watch.depth, n)
+    return __iter__
+
+def _counting(plain):
+    def update(self, n=1):
+        shown = plain(self, n)
+        if report.on_step is not None and self.iterable is None and (watch := self.__dict__.get("_dtnb")) is not None: report.on_step(watch.depth, self.n)
+        return shown
+    return update
 
 # %% ../../nbs/rank/11_adapters.ipynb #4243e83d
 def plain_notebook(nb):
@@ -179,8 +199,9 @@ class _Loops:
 
     def count(self, name, n=None):
         if name in self.loops:
-            loop = self.loops[name][0]
+            loop, watch = self.loops[name]
             loop.n = loop.n + 1 if n is None else n
+            if report.on_step is not None and watch is not None: report.on_step(watch.depth, loop.n)
 
     def end(self, name):
         if name in self.loops:

@@ -18,7 +18,7 @@ from ..channel import Channel, connect
 from ..event import EventKind, EventWriter
 from ..job import JobPaths, JobState, make_private, write_atomic
 from ..payload import CellCall, dump_result, read_payload
-from . import checkpoint, report
+from . import checkpoint, profile, report
 
 # %% ../../nbs/rank/13_worker.ipynb #f9bb522b
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def stacks() -> dict[str, str]:
     names = {t.ident: t.name for t in threading.enumerate()}
     return {names.get(i, str(i)): "".join(traceback.format_stack(f)) for i, f in sys._current_frames().items()}
 
-ANSWERS = {"stacks": lambda question, fds: stacks(), "save": checkpoint.asked}  # what a rank can be asked; a session adds more
+ANSWERS = {"stacks": lambda question, fds: stacks(), "save": checkpoint.asked, "trace": profile.asked}  # what a rank can be asked; a session adds more
 
 def answer(question: dict, fds) -> dict:
     "The reply to a question; an error is told, not raised"
@@ -194,7 +194,8 @@ class Rank:
     def call(self):
         "Unpack the payload and call the function"
         from dtnb.rank.adapters import install_adapters
-        install_adapters(self.reporter)
+        from dtnb.rank.phases import install_phases
+        install_adapters(self.reporter), install_phases(self.reporter)
         ship_main_by_value()
         if "torch" in sys.modules:
             number_inits()
@@ -204,7 +205,10 @@ class Rank:
         if callable(getattr(fn, "checkpoint", None)): checkpoint.ask_object(fn, args, kwargs)
         report.install(self.reporter)
         self.writer.write(EventKind.STATE, state=JobState.RUNNING, pid=os.getpid(), host=socket.gethostname())
-        return fn(*args, **kwargs)
+        profile.start_run(int(self.env.get("DTNB_TRACE") or 0))
+        value = fn(*args, **kwargs)
+        profile.end_run()                                  # of one that fails, after its error is on disk
+        return value
 
 # %% ../../nbs/rank/13_worker.ipynb #7839e8e4
 @patch

@@ -7,8 +7,8 @@
 /** @typedef {{rank: number, state: string, host: string, fraction: ?number, bar: ?Bar, inner: ?Bar, scalars: Record<string, Series>, phase: string,
  *   rss: ?number, gpu: ?number, heard: ?number, line: string, error: ?Failure, spans: Record<string, [number, number]>}} Row */
 /** @typedef {{id: string, name: string, state: string, reason: string, elapsed: ?number, left: ?number, fraction: ?number, stragglers: number[],
- *   root: ?number, world_size: number, attempt: number, hosts: number}} Job */
-/** @typedef {{now: number, job: Job, rows: Row[], cells: ?DataView, metric: string, unit: string, text?: string}} Frame */
+ *   root: ?number, world_size: number, attempt: number, hosts: number, trace?: string}} Job */
+/** @typedef {{now: number, job: Job, rows: Row[], cells: ?DataView, metric: string, unit: string, text?: string, can?: string[]}} Frame */
 /** @typedef {{get: (key: "frame") => Frame, on: (name: string, fn: () => void) => void, off: (name: string, fn: () => void) => void, send: (content: object) => void}} Model */
 
 export const STATES = ["pending", "starting", "running", "done", "failed", "cancelled", "lost", "peer"];
@@ -322,11 +322,25 @@ export function cancelButton(ask) {
   return { button, stop: () => clearTimeout(timer) };
 }
 
+/** The button that asks for a trace of the next steps; while one is made it says so. @param {() => void} ask */
+function traceButton(ask) {
+  const button = /** @type {HTMLButtonElement} */ (h("button", "dtnb-trace-button", "Trace"));
+  let asked = 0;
+  button.title = "Record a trace of the next 5 steps on every rank";
+  button.addEventListener("click", () => { asked = performance.now(); ask(); button.disabled = true; });
+  return { button, draw(/** @type {Frame} */ f) {
+    const going = /^(tracing|writing)/.test(f.job.trace ?? "");
+    button.hidden = !f.can?.includes("trace") || f.job.state !== "running";
+    button.disabled = going || performance.now() - asked < 1500;
+    set(button, going ? "Tracing…" : "Trace");
+  } };
+}
+
 /** @param {{model: Model, el: HTMLElement}} props */
 function render({ model, el }) {
   const dot = h("span", "dtnb-dot"), name = h("b", "dtnb-name"), state = h("span", "dtnb-word"), note = h("span", "dtnb-note"), part = h("span", "dtnb-percent"), time = h("span", "dtnb-time");
-  const cancel = cancelButton(() => model.send({ request: "cancel" })), bar = meter("progress of the job"), heat = strip(pick);
-  const head = h("div", "dtnb-head", dot, name, state, note, part, time, cancel.button), lanes = h("div", "dtnb-lanes"), tail = h("pre", "dtnb-tail"), live = h("div", "dtnb-live");
+  const cancel = cancelButton(() => model.send({ request: "cancel" })), trace = traceButton(() => model.send({ request: "trace" })), bar = meter("progress of the job"), heat = strip(pick);
+  const head = h("div", "dtnb-head", dot, name, state, note, part, time, trace.button, cancel.button), lanes = h("div", "dtnb-lanes"), tail = h("pre", "dtnb-tail"), live = h("div", "dtnb-live");
   const root = h("div", "dtnb-progress", head, bar.bar, heat.body, lanes, tail, live);
   bar.bar.classList.add("dtnb-job");
   lanes.setAttribute("role", "list");
@@ -358,7 +372,7 @@ function render({ model, el }) {
     root.classList.toggle("dtnb-gone", left);
     set(name, job.name || job.id || "job");
     set(state, words);
-    set(note, left ? "its kernel has gone or restarted; this is the last that it told" : [job.stragglers.length ? `rank${job.stragglers.length > 1 ? "s" : ""} ${ranges(job.stragglers, 3)} behind` : "", failed ? "" : job.reason, job.attempt ? `attempt ${job.attempt + 1}` : ""].filter(x => x).join(" · "));
+    set(note, left ? "its kernel has gone or restarted; this is the last that it told" : [job.stragglers.length ? `rank${job.stragglers.length > 1 ? "s" : ""} ${ranges(job.stragglers, 3)} behind` : "", job.trace ?? "", failed ? "" : job.reason, job.attempt ? `attempt ${job.attempt + 1}` : ""].filter(x => x).join(" · "));
     set(part, percent(job.fraction));
     bar.draw(job.fraction);
     cancel.button.hidden = over || left;
@@ -385,6 +399,8 @@ function render({ model, el }) {
     if (!f?.job) return;
     root.classList.toggle("dtnb-many", !!f.cells);
     drawHead(f.job);
+    trace.draw(f);
+    if (gone) trace.button.hidden = true;
     if (f.cells) heat.draw(f);
     drawLanes(f);
     set(tail, f.text ?? "");

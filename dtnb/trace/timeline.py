@@ -9,6 +9,7 @@ __all__ = ['OFF', 'FAR', 'APART', 'YEAR_2001', 'ranks_of', 'one_clock', 'source_
 import gzip, time, zlib
 from dataclasses import asdict
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,12 @@ class Timeline:
     def facts(self): return facts(self.ranks, self.breakdowns, self.collectives, self.lost, self.shift, self.all_ops, on_gpu(self.traces[0]), self.clock_error / 1e6, all(c.meta.get("steps_by", "whole") == "whole" for c in self.traces))
     @cached_property
     def findings(self) -> list: return findings(self.facts)
+
+    def __getattr__(self, name):
+        "What draws and saves is two floors up and needs libraries that reading traces does not: it comes when somebody, or a notebook, asks for it"
+        if name not in ("show", "at", "save", "_ipython_display_") or name in vars(Timeline): raise AttributeError(f"a Timeline has no {name!r}")
+        import_module("dtnb.widgets.timeline")             # which gives them to this class
+        return getattr(self, name)
 
 # %% ../../nbs/trace/18_timeline.ipynb #c59cd8d2
 @patch(as_prop=True)

@@ -12,7 +12,7 @@ import anywidget, traitlets
 from fastcore.basics import patch
 
 from ..job import JobState
-from ..view import JobView, progress, rank_row, root_cause, stragglers
+from ..view import JobView, progress, rank_row, root_cause, stragglers, tracing
 from . import twin
 
 LANES, SHORTLIST = 32, 8   # ranks that all have a lane; lanes beside a heat strip
@@ -28,7 +28,7 @@ def _row(r) -> dict:
 def _job(view, late, now) -> dict:
     root = root_cause(view)
     return dict(id=view.job_id, name=view.name, state=str(view.state), reason=view.reason, elapsed=twin.elapsed(view, now), left=twin.remaining(view, now),
-                fraction=progress(view), stragglers=late, root=root.rank if root else None, world_size=view.world_size, attempt=view.attempt,
+                fraction=progress(view), stragglers=late, root=root.rank if root else None, world_size=view.world_size, attempt=view.attempt, trace=tracing(view),
                 hosts=len({r.host for r in view.ranks.values() if r.host}))
 
 # %% ../../nbs/widgets/30_progress.ipynb #b65af565
@@ -70,7 +70,7 @@ class Progress(anywidget.AnyWidget):
     frame = traitlets.Dict().tag(sync=True)
 
     def __init__(self, clock=time.monotonic, **kw):
-        self.clock, self.after, self.sent, self.pinned, self.callbacks = clock, -math.inf, -math.inf, [], []
+        self.clock, self.after, self.sent, self.pinned, self.callbacks, self.can = clock, -math.inf, -math.inf, [], [], []   # can: what a person may ask for beside the cancel
         super().__init__(**kw)
         self.on_msg(lambda *said: self._hear(*said))
         _route_to_subshell(self.comm)
@@ -96,7 +96,7 @@ def draw(self: Progress, view: JobView, final: bool = False, now: float | None =
     "Send the view, at most ten times a second and in at most a tenth of the time; `final` always. Returns whether it was sent"
     t = self.clock()
     if t < self.after and not final: return False
-    data = frame(view, time.time() if now is None else now, self.pinned)
+    data = frame(view, time.time() if now is None else now, self.pinned) | dict(can=self.can)
     same = _still(data) == _still(self.frame)
     if not same or final or t - self.sent >= 1: self.frame, self.sent = data, t
     self.after = t + max(.095, 10 * (self.clock() - t))
@@ -108,8 +108,8 @@ def _still(f): return f and dict(f, now=0, job=dict(f["job"], elapsed=0, left=0)
 SOON, SETTLE = .25, .5  # seconds
 
 class ProgressDisplay:
-    "One job on the page: `update` while it runs, `finish` at its end. `on_cancel()` is called from the widget's button"
-    def __init__(self, on_cancel=None): self.on_cancel, self.widget, self.handle, self.t = on_cancel, None, None, 0.0
+    "One job on the page: `update` while it runs, `finish` at its end. `on_cancel()`, `on_trace()` and `on_timeline()` are called from the widget's buttons"
+    def __init__(self, on_cancel=None, on_trace=None, on_timeline=None): self.asked, self.widget, self.handle, self.t = dict(cancel=on_cancel, trace=on_trace, timeline=on_timeline), None, None, 0.0
 
     def update(self, view: JobView):
         "Draw the view; the first call says where"
@@ -139,7 +139,8 @@ def static(view: JobView, now: float | None = None) -> dict:
 def _open(self: ProgressDisplay, view):
     from IPython.display import update_display
     self.widget, self.t = Progress(), time.monotonic()
-    self.widget.on_request(lambda m: self.on_cancel() if m.get("request") == "cancel" and self.on_cancel else None)
+    self.widget.can = [k for k, fn in self.asked.items() if fn and k != "cancel"]
+    self.widget.on_request(lambda m: (self.asked.get(m.get("request")) or (lambda: None))())
     self.widget.draw(view, final=True)
     bundle = self.widget._repr_mimebundle_() or {}
     data, meta = bundle if isinstance(bundle, tuple) else (bundle, {})

@@ -12,7 +12,7 @@ import math, os, re, shutil, sys, time, unicodedata
 from dataclasses import dataclass
 from html import escape
 
-from ..view import JobView, RankView, progress, root_cause, stragglers
+from ..view import JobView, RankView, progress, root_cause, stragglers, tracing
 
 # %% ../../nbs/widgets/29_twin.ipynb #df76835c
 def duration(s: float | None) -> str:
@@ -109,7 +109,7 @@ def headline(view: JobView, now: float | None = None) -> list[str]:
     state = f"{view.state} on rank {root.rank}" if root and view.state == "failed" else str(view.state)
     took = duration(elapsed(view, now))
     bits = [view.name or view.job_id or "job", state, percent(progress(view)), took, left and f"{duration(left)} left",
-            late and f"{named(late)} behind", not root and view.reason, view.attempt and f"attempt {view.attempt + 1}"]
+            late and f"{named(late)} behind", tracing(view), not root and view.reason, view.attempt and f"attempt {view.attempt + 1}"]
     return [clean(b) for b in bits if b]
 
 # %% ../../nbs/widgets/29_twin.ipynb #1e322a85
