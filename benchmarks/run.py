@@ -318,7 +318,7 @@ def ends_rows(slurm):
 def watch_rows(slurm):
     for w in slurm["watched"]: yield [WATCHED[w["what"]], f"{w['cpu']:.2f}", f"{w['controller']:.2f}", f"{w['calls']:.0f}"]
 
-def session_rows(slurm):
+def slurm_session_rows(slurm):
     for what, words in dict(start="start: all ranks are there and one group", cell="an empty cell on all ranks").items():
         ours, theirs = ([f["s"] for f in slurm["sessions"] if f["what"] == what and f["peer"] == peer] for peer in ("dtnb", "ipyparallel"))
         yield [words, spread(ours, digits=3), spread(theirs, digits=3), ratio(theirs, ours)]
@@ -350,7 +350,7 @@ One rank a node, {slurm["repeats"]} of each, in turn; seconds. The function impo
 
 A session of two nodes with two ranks each, beside the engines of ipyparallel's own Slurm launcher (its controller on this machine, not encrypted); seconds.
 
-{table(["", "dtnb", "ipyparallel", "ipyparallel / dtnb"], session_rows(slurm))}
+{table(["", "dtnb", "ipyparallel", "ipyparallel / dtnb"], slurm_session_rows(slurm))}
 
 `import torch` in a plain Python at the same time: {spread(slurm["imports"]["1"])} s; in two at once {spread(slurm["imports"]["2"])} s.
 
