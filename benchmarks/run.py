@@ -318,7 +318,7 @@ def ends_rows(slurm):
 def watch_rows(slurm):
     for w in slurm["watched"]: yield [WATCHED[w["what"]], f"{w['cpu']:.2f}", f"{w['controller']:.2f}", f"{w['calls']:.0f}"]
 
-def session_rows(slurm):
+def slurm_session_rows(slurm):
     for what, words in dict(start="start: all ranks are there and one group", cell="an empty cell on all ranks").items():
         ours, theirs = ([f["s"] for f in slurm["sessions"] if f["what"] == what and f["peer"] == peer] for peer in ("dtnb", "ipyparallel"))
         yield [words, spread(ours, digits=3), spread(theirs, digits=3), ratio(theirs, ours)]
@@ -350,7 +350,7 @@ One rank a node, {slurm["repeats"]} of each, in turn; seconds. The function impo
 
 A session of two nodes with two ranks each, beside the engines of ipyparallel's own Slurm launcher (its controller on this machine, not encrypted); seconds.
 
-{table(["", "dtnb", "ipyparallel", "ipyparallel / dtnb"], session_rows(slurm))}
+{table(["", "dtnb", "ipyparallel", "ipyparallel / dtnb"], slurm_session_rows(slurm))}
 
 `import torch` in a plain Python at the same time: {spread(slurm["imports"]["1"])} s; in two at once {spread(slurm["imports"]["2"])} s.
 
@@ -381,9 +381,12 @@ def machine(data) -> str:
     return (f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}, shared with other work), Python {platform.python_version()}, {peers}; gloo on loopback, `OMP_NUM_THREADS=1`. "
             f"Load average at the start, before the faults and at the end {', '.join(f'{x:.1f}' for x in data['load'])}. A fixed piece of pure Python took {spread(data['steady'], 1e3, 0)} ms through the run: the width says how steady the machine was.")
 
+def timeline_section(found) -> str:
+    from timeline import section
+    return section(found)
+
 def readme(data) -> str:
     "The text of README.md"
-    import timeline
     return f"""# Benchmarks
 
 Written by `python benchmarks/run.py` (`make bench`) in {data["minutes"]:.1f} minutes; don't edit. The peers ran in the same run, in turn, on the same machine, so the ratios mean more than the seconds. Figures are the median (least - most).
@@ -427,7 +430,7 @@ ipyparallel: one fault, one restart of its engines, whose variables are lost. Th
 {table(["", *(f"dtnb, {n} ranks" for n in RANKS), *(f"ipyparallel, {n} ranks" for n in RANKS)], healing_rows(data))}
 
 {slurm_section(data["slurm"])}
-{timeline.section(data["timelines"])}
+{timeline_section(data["timelines"])}
 {pad_section(data["pad"])}
 ## An iteration of a watched loop
 
@@ -463,7 +466,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="dtnb-bench-") as tmp:
         os.environ.update(DTNB_HOME=f"{tmp}/home", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
         if sys.argv[1:] == ["slurm"]: return only("slurm.py", slurm_section, tmp)
-        if sys.argv[1:] == ["timeline"]: return only("timeline.py", timeline.section, tmp)
+        if sys.argv[1:] == ["timeline"]: return only("timeline.py", timeline_section, tmp)
         if sys.argv[1:] == ["launchpad"]: return only("launchpad.py", pad_section, tmp)
         data = measure(tmp)
     text = readme(data | dict(minutes=(time.time() - start) / 60))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['course', 'fresh', 'client_for', 'execute', 'demo', 'page', 'lab_argv', 'lab', 'readable', 'folder_size', 'jobs_table',
-           'prunable', 'prune', 'as_page', 'as_text', 'show', 'parser', 'run', 'main']
+           'prunable', 'prune', 'as_page', 'as_text', 'show', 'traced', 'parser', 'run', 'main']
 
 # %% ../nbs/41_cli.ipynb #0287309b
 import argparse, contextlib, fcntl, importlib.util, io, os, re, shutil, sys, threading, time
@@ -211,6 +211,19 @@ def show(job_id: str, html: Path | None = None, follow: bool = False) -> str:
     if html: html.write_text(as_page(job.view), encoding="utf-8")
     return said
 
+# %% ../nbs/41_cli.ipynb #f75ba445
+def traced(paths, html: Path | None = None, perfetto: Path | None = None) -> str:
+    "What traces say, as text; with `html` and `perfetto`, files are written, too. Raises `ValueError` for what is no trace"
+    from dtnb.trace.picture import shares
+    from dtnb.trace.timeline import open_trace
+    t = open_trace(*paths)
+    columns = dict(rank="rank", step="step", compute="compute", exposed="comm", data="data", optimizer="optimizer", other="other", last="came last")
+    rows = [tuple(columns.values()), *(tuple(f"{v:.1f}" if isinstance(v := s[k], float) else str(v) for k in columns) for s in shares(t))]
+    widths = [max(map(len, c)) for c in zip(*rows)]
+    if html: t.save(html)
+    if perfetto: t.to_perfetto(perfetto)
+    return "\n".join([t.sentence, t.clock_note + f"; collectives were matched by {t.matched_by}" * (len(t.ranks) > 1), "", "ms of a step, by rank:", *("  ".join(v.rjust(w) for v, w in zip(r, widths)) for r in rows)])
+
 # %% ../nbs/41_cli.ipynb #6cc9b83b
 def _ranks(text: str) -> int:
     if not text.isdecimal() or int(text) < 2: raise argparse.ArgumentTypeError("the quick start needs at least 2 ranks")
@@ -225,7 +238,7 @@ def parser() -> argparse.ArgumentParser:
     "The arguments of `dtnb`"
     p = argparse.ArgumentParser("dtnb", description="Train on many ranks from a notebook.")
     p.add_argument("--version", action="version", version=f"dtnb {__version__}")
-    sub = p.add_subparsers(dest="command", required=True, metavar="demo | lab | doctor | jobs | view")
+    sub = p.add_subparsers(dest="command", required=True, metavar="demo | lab | doctor | jobs | view | trace")
     d = sub.add_parser("demo", help="run the quick start and leave a page of it")
     d.add_argument("--out", type=Path, default=Path("out"), help="folder for what it leaves (default: out)")
     d.add_argument("--nproc", type=_ranks, default=2, metavar="N", help="ranks (default: 2)")
@@ -238,11 +251,15 @@ def parser() -> argparse.ArgumentParser:
     v.add_argument("job")
     v.add_argument("--html", type=Path, metavar="FILE", help="write a page, too")
     v.add_argument("--follow", action="store_true", help="until it ends")
+    t = sub.add_parser("trace", help="what torch.profiler's traces of some ranks say")
+    t.add_argument("paths", nargs="+", metavar="PATH", help="traces (.json, .json.gz), or a folder of them")
+    t.add_argument("--html", type=Path, metavar="FILE", help="write the live timeline as a page, too")
+    t.add_argument("--perfetto", type=Path, metavar="FILE", help="write one file for Perfetto (.json.gz), too")
     return p
 
 # %% ../nbs/41_cli.ipynb #93c20d6e
 def run(a: argparse.Namespace) -> int:
-    "Do what was asked. Returns the exit status; raises `DtnbError` and `OSError`"
+    "Do what was asked. Returns the exit status; raises `DtnbError`, `OSError` and, for a file that is no trace, `ValueError`"
     if a.command == "demo": return demo(a.out, a.nproc)
     if a.command == "lab": return lab()
     if a.command == "doctor":
@@ -250,6 +267,7 @@ def run(a: argparse.Namespace) -> int:
         print(report(checks := ask()))
         return int(any(c.required and not c.ok for c in checks))
     if a.command == "view": text = show(a.job, a.html, a.follow)
+    elif a.command == "trace": text = traced(a.paths, a.html, a.perfetto)
     elif a.older is not None and not a.prune: raise DtnbError("--older goes with --prune")
     else: text = prune(a.older or 0) if a.prune else jobs_table()
     if text: print(text)
@@ -267,7 +285,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt: print("\ndtnb: interrupted" + {"view": "; the job goes on", "demo": "; its jobs are stopped"}.get(a.command, ""), file=sys.stderr)
-    except (DtnbError, OSError) as err:
+    except (DtnbError, OSError, ValueError) as err:
         print(f"dtnb: {err}", file=sys.stderr)
         return 2
     return 130

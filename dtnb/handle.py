@@ -108,7 +108,7 @@ def timeline(self: Job, name: str | None = None, timeout: float = 60):
     "The traces of a recording (default: the last) on one clock: a `Timeline`. Waits at most `timeout` seconds until they are written. Raises `DtnbError` if there are none"
     from dtnb.trace.recordings import gather
     from dtnb.trace.timeline import open_trace
-    return open_trace(*gather(lambda: self.view, self.paths, name, timeout))
+    return open_trace(*gather(lambda: self.view, self.paths, name, timeout, due=bool(self.spec.trace) or self.paths.ask_trace.exists()))
 
 # %% ../nbs/06_handle.ipynb #43b885ef
 @patch

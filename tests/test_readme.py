@@ -35,7 +35,7 @@ def test_make_targets_exist():
 def test_commands_exist(tmp_path):
     "`--help` of each, and each that only looks"
     lines = [l.split("#")[0].split() for block in fenced("sh") for l in block.splitlines() if l.startswith("dtnb ")]
-    assert {l[1] for l in lines} == {"demo", "lab", "doctor", "jobs", "view"}
+    assert {l[1] for l in lines} == {"demo", "lab", "doctor", "jobs", "view", "trace"}
     run = lambda *a: subprocess.run([str(BIN / "dtnb"), *a], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     for l in lines: assert run(l[1], "--help").returncode == 0, l
     assert run("doctor").returncode == 0 and run("jobs").stdout == "no jobs yet\n"

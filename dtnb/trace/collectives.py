@@ -158,7 +158,7 @@ def match(ranks: list[Calls], steps: list) -> Collectives:
 def _table(found, ranks, number, by) -> Collectives:
     "`found`: for each collective {column: place in that rank's calls}"
     start, end, here = (np.zeros((len(found), len(ranks)), t) for t in (np.int64, np.int64, bool))
-    first, any_of = [], [next(iter(f.items())) for f in found]
+    any_of = [next(iter(f.items())) for f in found]
     for k, f in enumerate(found):
         for r, i in f.items(): start[k, r], end[k, r], here[k, r] = ranks[r].start[i], ranks[r].end[i], True
     return Collectives([ranks[r].op[i] for r, i in any_of], [ranks[r].group[i] for r, i in any_of], [ranks[r].seq[i] for r, i in any_of],
