@@ -83,7 +83,7 @@ def _unplanes(buf, n, width) -> np.ndarray:
 def _starts(rows) -> np.ndarray: return np.cumsum([0] + [n for _, _, n in rows])[:-1].astype(int)
 
 # %% ../../nbs/trace/10_columns.ipynb #71327ad5
-def pack(c: Columns, level: int = 6) -> bytes:
+def pack(c: Columns, level: int = 3) -> bytes:
     "Columns as bytes"
     steps = np.diff(c.ts, prepend=0)
     first = _starts([r for r in c.rows if r[2]])

@@ -60,11 +60,12 @@ class _Ids(dict):
 
 class _Gather:
     "The events of one trace, piece by piece"
-    def __init__(self): self.names, self.tracks, self.args, self.parts, self.begun, self.memory, self.labels = _Ids(), _Ids(), Arguments(), [], defaultdict(list), {}, {}
+    def __init__(self): self.kinds, self.args, self.parts, self.begun, self.memory, self.labels = _Ids(), Arguments(), [], defaultdict(list), {}, {}   # kinds: (name, cat, pid, tid)
 
     def add(self, events: list):
         spans = [e for e in events if e.ph == "X" and e.cat != "Trace"]
-        self.keep(spans, nanoseconds([e.ts for e in spans]), nanoseconds([e.dur for e in spans]))
+        times = nanoseconds([e.ts for e in spans] + [e.dur for e in spans])
+        self.keep(spans, times[:len(spans)], times[len(spans):])
         rest = [e for e in events if e.ph in "iMBE"]
         _moments(self.memory, [e for e in rest if e.name == "[memory]" and e.ph == "i"])
         for e in rest:
@@ -76,11 +77,11 @@ class _Gather:
         if done: self.keep([e for e, _, _ in done], np.array([a for _, a, _ in done], np.int64), np.array([b - a for _, a, b in done], np.int64))
 
     def keep(self, spans, ts, dur):
-        names, tracks, args = self.names, self.tracks, self.args
-        self.parts.append((ts, np.maximum(dur, 0), np.array([names[e.name, e.cat] for e in spans], np.uint32), np.array(args([e.args for e in spans]), np.uint32), np.array([tracks[e.pid, e.tid] for e in spans], np.uint32)))
+        kinds, n = self.kinds, len(spans)
+        self.parts.append((ts, np.maximum(dur, 0), np.fromiter([kinds[e.name, e.cat, e.pid, e.tid] for e in spans], np.uint32, n), np.fromiter(self.args([e.args for e in spans]), np.uint32, n)))
 
     def finish(self) -> list:
-        "ts, dur, name, args, track of all events that have a start"
+        "ts, dur, kind, args of all events that have a start"
         left, end = [x for b in self.begun.values() for x in b], max((int((p[0] + p[1]).max()) for p in self.parts if len(p[0])), default=0)
         if left: self.keep([e for e, _ in left], np.array([a for _, a in left], np.int64), np.array([max(end - a, 0) for _, a in left], np.int64))
         parts, self.parts = self.parts, []
@@ -197,10 +198,11 @@ def _order(ts, dur, track) -> np.ndarray:
 
 def _columns(g: _Gather, base: int) -> Columns:
     "What was gathered, row by row"
-    ts, dur, name, args, track = g.finish()
+    ts, dur, kind, args = g.finish()
     if not len(ts): raise ValueError("has 0 events")
-    names, keys = [Name(*x) for x in g.names], _Ids()
-    track = np.array([keys[str(p), str(t)] for p, t in g.tracks], np.uint32)[track]
+    said, keys = _Ids(), _Ids()
+    name, track = np.array([(said[n, cat], keys[str(p), str(t)]) for n, cat, p, t in g.kinds], np.uint32).T[:, kind]
+    names = [Name(*x) for x in said]
     counts = [{names[i]: n for i, n in zip(*(x.tolist() for x in np.unique(name[track == k], return_counts=True)))} for k in range(len(keys))]
     tracks = _tracks(list(keys), counts, g.labels)
     place = sorted(range(len(keys)), key=lambda k: (TRACKS.index(tracks[k].kind), len(tracks[k].pid), tracks[k].pid, len(tracks[k].tid), tracks[k].tid))
