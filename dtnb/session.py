@@ -53,8 +53,9 @@ class Session(Link):
         self.generation = int(time.time())   # of the process group; another kernel may have renewed it before
 
     def _start(self, timeout=None):
-        end = time.monotonic() + (timeout or self.on.startup)
+        end, self.pid = time.monotonic() + (timeout or self.on.startup), os.getpid()
         self.take(launch_on(self.on, engine, (), dict(init=self.init), keep_siblings=True, companion=COMPANION, lease=self.lease, name=self.name))
+        _open.add(self)                                   # a kernel that ends while it waits takes the job out of the queue
         try: self._open(end + self._queue())
         except BaseException:
             self.close()
