@@ -218,6 +218,7 @@ def test_a_cell_runs_in_main_of_every_rank():
     assert first.strip().startswith('File "Cell In[7]", line 5'), failed.value.traceback
     with pytest.raises(ValueError, match="no magics, and this one has '!ls'"): CellCall("x = 1\n!ls", {})
     with pytest.raises(SyntaxError): CellCall("x = ", {})
+    assert CellCall("print('%.1f'\n      % loss)", dict(loss=2)).names == dict(loss=2)      # that line is Python's
 
 
 def test_magics_show_it_and_tell_of_no_slurm(monkeypatch, capsys):
