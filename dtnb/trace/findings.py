@@ -182,7 +182,8 @@ def _overhead(f: Facts) -> str:
     if f.gpu: return "look at what the training thread does meanwhile"
     own = [(o.calls, o.self_ns) for ops in f.ops for o in ops if o.cat == "cpu_op"]
     n, us = sum(k for k, _ in own), sum(ns for _, ns in own) / 1e3
-    if not n or us / n > 100: return "look at what the training thread does between operators"
+    outside = 1e3 * float(np.nansum(f.parts[Part.OTHER]))
+    if not n or max(us, outside) > 100 * n: return "look at what the training thread does between operators"
     return f"{n // (len(f.ranks) * len(f.numbers)):,} operators{f.per} take {us / n:.0f} µs each; larger batches, or torch.compile"
 
 # %% ../../nbs/trace/16_findings.ipynb #ab9acbb2
