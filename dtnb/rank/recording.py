@@ -182,7 +182,7 @@ def close(self: Recording, broken: bool = False):
         self.stage = "waiting"
     elif self.stage == "waiting" and self.prepared:
         with _undisturbed(self), contextlib.suppress(Exception): self.prof.start_trace(), self.prof.stop_trace()   # one that is prepared and dropped makes the next profiler complain (torch 2.13)
-    seen = self.hits or len(self.finder.fired)
+    seen = max(self.hits, len(self.finder.fired), *(n - self.finder.counts[0] for n in self.finder.counts[-1:]))
     if self.stage == "waiting": self.fail("no step has ended: p.step(), dtnb.track, tqdm or an optimizer tells where they are; without a number of steps everything is recorded" if not seen else
                                           f"it was over after {seen} step{'s' * (seen != 1)}, before the first that was to be recorded")
     self.stop()
