@@ -69,8 +69,8 @@ def _rescue(paths, r, name):
     if raw.exists():
         with contextlib.suppress(OSError, ValueError): keep(raw)
 
-def gather(look, paths: JobPaths, name: str | None = None, timeout: float = 60, due: bool = False) -> list[Path]:
-    "The traces of a recording (default: the last), when they are all there; `look()` is the job's view now; `due`: one was asked for and may not have begun. Warns of ranks that have none. Raises `DtnbError` if there is nothing"
+def gather(look, paths: JobPaths, name: str | None = None, timeout: float = 60, due: bool = False, gone=lambda: ()) -> list[Path]:
+    "The traces of a recording (default: the last), when they are all there; `look()` is the job's view now; `due`: one was asked for and may not have begun; `gone()`: ranks whose processes are dead. Warns of ranks that have none. Raises `DtnbError` if there is nothing"
     end = time.monotonic() + timeout
     while True:
         view = look()
@@ -81,7 +81,7 @@ def gather(look, paths: JobPaths, name: str | None = None, timeout: float = 60, 
             continue
         if which not in known: raise DtnbError("nothing was traced: %%distributed --trace, %dist trace, launch(..., trace=5) or dtnb.profile do" if name is None else f"there is no recording {name!r}" + (f": there are {', '.join(known)}" if known else ""))
         said = known[which]
-        open_ = [r for r, s in said.items() if s["stage"] not in OVER and not view.state.ended and not view.ranks[r].state.ended]
+        open_ = [r for r, s in said.items() if s["stage"] not in OVER and not view.state.ended and r not in gone()]
         if not open_ or time.monotonic() > end: break
         time.sleep(.05)
     for r in said:

@@ -49,7 +49,7 @@ def one_clock(traces: list[Columns], m: Collectives) -> tuple:
     since = min(c.t0 for c in traces) < YEAR_2001   # JAX's times begin with the trace
     if all(k.get("offset") is not None for k in clocks):
         rtt = max(k.get("rtt") or 0 for k in clocks)
-        return [int(k["offset"]) for k in clocks], f"the clocks were measured ({clocks[-1].get('how') or 'min-RTT'}), and are right within {said(rtt / 2e6)}" if rtt else "one host, one clock", rtt // 2
+        return [int(k["offset"]) for k in clocks], f"the clocks were measured ({next((k['how'] for k in clocks if k.get('rtt') == rtt and k.get('how')), 'min-RTT')}), and are right within {said(rtt / 2e6)}" if rtt else "one host, one clock", rtt // 2
     if None not in hosts and len(set(hosts)) == 1 and not since: return [0] * len(traces), "one host, one clock", 0
     found, spread = fit(m)
     if None in found: return [0] * len(traces), "these traces tell no time of day: each is drawn from its own beginning" if since else "nobody measured the hosts' clocks, and no collectives tie them together: times are as each host says", OFF
