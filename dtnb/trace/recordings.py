@@ -63,6 +63,12 @@ def _files(paths: JobPaths, ranks, name) -> dict[int, Path]:
         if there: found[r] = there[0]
     return found
 
+def _lacks(said: dict, open_: bool) -> str:
+    "Why a rank has no trace"
+    if said.get("why"): return said["why"]
+    if open_: return dict(waiting="no step has ended", recording="it still records", writing="it still writes").get(said["stage"], said["stage"])
+    return "its files are gone" if said["stage"] == "done" else "it ended before its trace was written"
+
 def _rescue(paths, r, name):
     "Pack what a rank had no time to pack"
     raw = paths.raw_trace(r, name)
@@ -87,7 +93,7 @@ def gather(look, paths: JobPaths, name: str | None = None, timeout: float = 60, 
     for r in said:
         if r not in open_ and not _files(paths, [r], which): _rescue(paths, r, which)
     found = _files(paths, said, which)
-    lacking = [f"rank {r}: {said[r].get('why') or dict(waiting='no step has ended', recording='it still records', writing='it still writes').get(said[r]['stage'], said[r]['stage'])}" for r in sorted(said) if r not in found]
+    lacking = [f"rank {r}: {_lacks(said[r], r in open_)}" for r in sorted(said) if r not in found]
     if not found: raise DtnbError(f"recording {which} has no trace. " + "; ".join(lacking[:8]))
     if lacking: warnings.warn(f"recording {which} is not complete. " + "; ".join(lacking[:8]), stacklevel=3)
     return [found[r] for r in sorted(found)]
