@@ -6,7 +6,7 @@
 __all__ = ['held', 'cost', 'card', 'Shelf', 'efficiency']
 
 # %% ../nbs/45_cards.ipynb #5012dca8
-import contextlib, subprocess, time
+import contextlib, subprocess, threading, time
 
 from .handle import Job
 from .job import DtnbError, JobSpec, JobState, jobs_dir
@@ -58,10 +58,13 @@ def card(job: Job, view: JobView, known: Snapshot, now: float) -> dict:
 # %% ../nbs/45_cards.ipynb #ba02b298
 class Shelf:
     "The jobs below `DTNB_HOME`"
-    def __init__(self): self.live, self.done, self.order, self.scanned, self.spent = {}, {}, [], 0.0, {}
+    def __init__(self): self.live, self.done, self.order, self.spent, self.lock = {}, {}, [], {}, threading.RLock()
 
     def scan(self, budget: float = .2) -> bool:
         "Open what is new, for at most about `budget` seconds; returns whether all is open"
+        with self.lock: return self._scan(budget)
+
+    def _scan(self, budget):
         end, found = time.monotonic() + budget, []
         for folder in jobs_dir().iterdir():
             with contextlib.suppress(OSError): found.append(((folder / "spec.json").stat().st_mtime, folder.name))
@@ -79,6 +82,9 @@ class Shelf:
 
     def cards(self, known: Snapshot, now: float, most: int = 20, budget: float = 1.0) -> list[dict]:
         "The newest `most`, and all that have not ended; what has no time left is as it was"
+        with self.lock: return self._cards(known, now, most, budget)
+
+    def _cards(self, known, now, most, budget):
         end, out = time.monotonic() + budget, []
         for name in self.order:
             if (job := self.live.get(name)) is not None and time.monotonic() < end:
@@ -99,5 +105,5 @@ def efficiency(job: Job, view: JobView) -> str:
     if job.spec.launcher != "Slurm" or not view.state.ended or not number: return ""
     told = None
     with contextlib.suppress(SlurmError, subprocess.TimeoutExpired):
-        if has_accounting(): told = parse_efficiency(ask("sacct", "-n", "-X", "-P", "-j", number, "-o", "ElapsedRaw,AllocCPUS,TotalCPU"))
+        if has_accounting(): told = parse_efficiency(ask("sacct", "-n", "-P", "-j", number, "-o", "JobIDRaw,ElapsedRaw,AllocCPUS,TotalCPU"))
     return f"CPU efficiency {100 * told:.0f}%" if told and told >= .005 else "CPU efficiency: not collected"

@@ -208,10 +208,11 @@ def draw(form: Form, known: Snapshot = Snapshot()) -> dict:
     try: form.launcher(script=False).shape()
     except (ValueError, LaunchError) as err:
         if not errors: error = str(err)
-    fields, gpus = [], options.get("gpus_per_node")
+    fields, typed = [], form.typed.get("gpus_per_node", "").strip() or "1" * bool(form.typed.get("gpu_type", "").strip())
+    gpus = typed if typed.isdecimal() else ""
     for f in _FIELDS[form.target]:
         more = {k: v for k, v in have.get(f.name, {}).items() if k != "most"}
-        if f.name == "nproc_per_node" and form.target == "Slurm": more |= dict(default=str(gpus) if gpus else "1", hint="one per GPU" if gpus else "")
+        if f.name == "nproc_per_node" and form.target == "Slurm": more |= dict(default=gpus or "1", hint="one per GPU" if gpus else "")
         if f.name == "job_name": more |= dict(default=form.name)
         f = replace(f, value=form.typed.get(f.name, ""), error=errors.get(f.name, ""), **more)
         if f.name == "gpu_type" and len(f.choices) < 2 and not f.value and known.partitions: continue   # nothing to choose from

@@ -229,7 +229,7 @@ def _resume(self: Launchpad, job):
 @patch
 def _known(self: Launchpad) -> Snapshot:
     "What the cluster said, if anybody wants to know"
-    wanted = self.pane or self.form and self.form.target == "Slurm" or any(j.spec.launcher == "Slurm" for j in self.shelf.live.values())
+    wanted = self.pane or self.form and self.form.target == "Slurm" or any(j.spec.launcher == "Slurm" for j in list(self.shelf.live.values()))
     return discoverer().look() if wanted else Snapshot()
 
 @patch
@@ -254,6 +254,7 @@ def _draw_jobs(self: Launchpad, known: Snapshot, budget: float = 1.0) -> dict:
 
 @patch
 def _spent(self: Launchpad, name):
+    time.sleep(2)                                # accounting hears of an end a moment later
     with contextlib.suppress(DtnbError, ValueError):
         job = open_job(name)
         self.shelf.spent[name] = efficiency(job, job.view)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import dtnb
-from conftest import wait_until
+from conftest import SLOW, wait_until
 from dtnb.form import Form, script_of
 from dtnb.job import LaunchError
 from dtnb.launchers import discovery
@@ -42,9 +42,9 @@ def square(n): return n * n
 
 @needs_slurm
 def test_the_cluster_is_known(cluster):
-    held = cluster.submit("sleep 60", "-N2", "--exclusive", "--gres=gpu:1", f"--job-name={NASTY}")
+    held = cluster.submit("sleep 60", "--output=/dev/null", "-N2", "--exclusive", "--gres=gpu:1", f"--job-name={NASTY}")
     cluster.wait(held, "RUNNING")
-    waits = cluster.submit("sleep 60", "-N2", "--exclusive", "-J", "second")
+    waits = cluster.submit("sleep 60", "--output=/dev/null", "-N2", "--exclusive", "-J", "second")
     asks = discovery.Discoverer(.5)
     known = wait_until(lambda: (k := asks.look()) and len(k.queue) == 2 and all(j.reason != "None" or j.state == "RUNNING" for j in k.queue) and any(n.gpus_used for n in k.nodes) and k, what="a whole picture")
     main = known.partitions["main"]
@@ -165,6 +165,28 @@ def test_a_script_that_would_start_nothing_is_refused():
     own = script_of(Form("f", "Slurm"))["text"]
     for text, words in ((own.replace("srun ", "echo "), "no rank would start"), (own.replace("#!/bin/bash\n", ""), "must begin with #!"), (own.replace("ntasks-per-node=1", "ntasks-per-node=4"), "--ntasks-per-node=4, but 1")):
         with pytest.raises(ValueError, match=words): dtnb.Slurm(script=text)
+
+
+def busy():
+    end = time.time() + 4
+    while time.time() < end: pass
+
+
+@pytest.mark.skipif(not SLOW, reason="long: make test-all")
+@pytest.mark.skipif(bool(missing(accounting=True)), reason=f"no accounting here: {missing(accounting=True)}")
+def test_accounts_are_offered_and_efficiency_is_told(monkeypatch):
+    from dtnb.launchers.squeue import has_accounting
+    with Cluster(accounting=True, conf=dict(JobAcctGatherType="jobacct_gather/linux", JobAcctGatherFrequency="1")) as c:
+        monkeypatch.setenv("SLURM_CONF", c.env["SLURM_CONF"])
+        has_accounting.cache_clear()
+        pad = launchpad(busy, on=dtnb.Slurm(account="lab", time=5, gpus_per_node=1))
+        choices = lambda: next(f["choices"] for f in pad._draw_form(pad._known())["fields"] if f["name"] == "account")
+        wait_until(lambda: ("lab", "lab") in choices(), what="the accounts")
+        pad.hear(dict(request="submit", token=pad.form.token))
+        card = lambda: pad.refresh() or next(iter(pad._draw_jobs(pad._known())["list"]), {})
+        wait_until(lambda: card().get("efficiency", "").startswith("CPU efficiency "), 90, "the efficiency")
+        assert card()["efficiency"].endswith("%") and card()["cost"].startswith("GPU-hours: 0.0833 asked, ")
+    has_accounting.cache_clear()
 
 
 # ---- a marked cell

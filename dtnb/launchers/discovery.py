@@ -255,6 +255,7 @@ def _run(self: Discoverer):
         try: new, error = self._ask(began), ""
         except SlurmError as err: new, error = {}, str(err)
         except subprocess.TimeoutExpired as err: new, error = {}, f"{err.cmd[0]} gave up after {err.timeout:.0f} s"
+        except (ValueError, TypeError, LookupError) as err: new, error = {}, f"its answer is not understood: {err!r}"
         with self.lock:
             if conf == self.conf and conf == os.environ.get("SLURM_CONF"):
                 self.error, self.rounds = error, self.rounds + 1
@@ -281,9 +282,9 @@ def seconds_of(text: str) -> float:
     return total + 86400 * int(days or 0)
 
 def parse_efficiency(text: str) -> float | None:
-    "CPU time used of CPU time held, between 0 and 1, of `sacct -n -X -P -o ElapsedRaw,AllocCPUS,TotalCPU`; None if it was not collected"
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
-    held, used = sum(int(e or 0) * int(n or 0) for e, n, _ in rows), sum(seconds_of(u) for _, _, u in rows)
+    "CPU time used of CPU time held, between 0 and 1, of `sacct -n -P -o JobIDRaw,ElapsedRaw,AllocCPUS,TotalCPU`, of which the steps' rows are left out; None if it was not collected"
+    rows = [r for line in text.splitlines() if len(r := line.split("|")) == 4 and r[0].isdecimal()]
+    held, used = sum(int(e or 0) * int(n or 0) for _, e, n, _ in rows), sum(seconds_of(u) for *_, u in rows)
     return used / held if held and used else None
 
 # %% ../../nbs/launchers/25_discovery.ipynb #a6bbb319

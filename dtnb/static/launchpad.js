@@ -28,7 +28,7 @@ export function changed(f) { return !!f.value.trim() && f.value.trim() !== f.def
 /** What stands below a field: what is wrong, else the limit and, where the value differs, the default. @param {Field} f */
 export function noteOf(f) {
   if (f.error) return f.error;
-  return [f.hint, changed(f) && f.default ? `default: ${f.default}` : ""].filter(x => x).join(" · ");
+  return [f.hint, changed(f) && f.default && f.kind !== "choice" ? `default: ${f.default}` : ""].filter(x => x).join(" · ");
 }
 
 /** The facts of a job's second line. @param {Card} c @param {number} more seconds since the card was sent @param {(s: ?number) => string} duration */
