@@ -1,4 +1,4 @@
-"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about half an hour; `run.py slurm`, `run.py timeline` and `run.py launchpad` measure and write one section alone. Nothing here passes or fails."""
+"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about half an hour; `run.py slurm` (or `recording`, `timeline`, `launchpad`) measures and writes that section alone. Nothing here passes or fails."""
 import json, os, platform, re, select, statistics, subprocess, sys, tempfile, time
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -137,6 +137,8 @@ def measure(tmp) -> dict:
         say("Slurm")
         slurm = measure_sessions("slurm.py", tmp, log)
         if "skipped" in slurm: say(slurm["skipped"])
+        say("recording")
+        recording = measure_sessions("recording.py", tmp, log)
         say("timelines")
         timelines = measure_sessions("timeline.py", tmp, log)
         say("the launchpad")
@@ -152,7 +154,7 @@ def measure(tmp) -> dict:
     say("the fold")
     folded = fold.costs(f"{tmp}/job")
     load.append(os.getloadavg()[0])
-    return dict(launches=launches, sessions=sessions, healing=healing, slurm=slurm, timelines=timelines, pad=pad, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
+    return dict(launches=launches, sessions=sessions, healing=healing, slurm=slurm, recording=recording, timelines=timelines, pad=pad, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
 
 
 # Writing --------------------------------------------------------------------------------------------------------------------
@@ -385,6 +387,10 @@ def timeline_section(found) -> str:
     from timeline import section
     return section(found)
 
+def recording_section(found) -> str:
+    from recording import section
+    return section(found)
+
 def readme(data) -> str:
     "The text of README.md"
     return f"""# Benchmarks
@@ -430,6 +436,7 @@ ipyparallel: one fault, one restart of its engines, whose variables are lost. Th
 {table(["", *(f"dtnb, {n} ranks" for n in RANKS), *(f"ipyparallel, {n} ranks" for n in RANKS)], healing_rows(data))}
 
 {slurm_section(data["slurm"])}
+{recording_section(data["recording"])}
 {timeline_section(data["timelines"])}
 {pad_section(data["pad"])}
 ## An iteration of a watched loop
@@ -446,6 +453,8 @@ Nanoseconds an iteration, the loop itself included. Inside a job the rank's repo
 
 {table(["", "whole process, ms", "over bare Python, ms"], import_rows(data))}
 """
+
+SECTIONS = dict(slurm=slurm_section, recording=recording_section, timeline=timeline_section, launchpad=pad_section)   # those that can be measured alone
 
 def only(script, section, tmp):
     "Measure and write that section alone"
@@ -465,9 +474,7 @@ def main():
     start = time.time()
     with tempfile.TemporaryDirectory(prefix="dtnb-bench-") as tmp:
         os.environ.update(DTNB_HOME=f"{tmp}/home", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-        if sys.argv[1:] == ["slurm"]: return only("slurm.py", slurm_section, tmp)
-        if sys.argv[1:] == ["timeline"]: return only("timeline.py", timeline_section, tmp)
-        if sys.argv[1:] == ["launchpad"]: return only("launchpad.py", pad_section, tmp)
+        for name in sys.argv[1:2]: return only(f"{name}.py", SECTIONS[name], tmp)
         data = measure(tmp)
     text = readme(data | dict(minutes=(time.time() - start) / 60))
     (HERE / "README.md").write_text(text)

@@ -42,9 +42,9 @@ def square(n): return n * n
 
 @needs_slurm
 def test_the_cluster_is_known(cluster):
-    held = cluster.submit("sleep 60", "-N2", "--exclusive", "--gres=gpu:1", f"--job-name={NASTY}")
+    held = cluster.submit("sleep 60", "--output=/dev/null", "-N2", "--exclusive", "--gres=gpu:1", f"--job-name={NASTY}")
     cluster.wait(held, "RUNNING")
-    waits = cluster.submit("sleep 60", "-N2", "--exclusive", "-J", "second")
+    waits = cluster.submit("sleep 60", "--output=/dev/null", "-N2", "--exclusive", "-J", "second")
     asks = discovery.Discoverer(.5)
     known = wait_until(lambda: (k := asks.look()) and len(k.queue) == 2 and all(j.reason != "None" or j.state == "RUNNING" for j in k.queue) and any(n.gpus_used for n in k.nodes) and k, what="a whole picture")
     main = known.partitions["main"]

@@ -63,7 +63,7 @@ def tour(lab, cluster, shots):
         says(p, "Requested time limit is invalid (missing or exceeds some limit)")   # Slurm's own words
         p.shot(shots / "launchpad-refused.png")
         assert field("Time limit").get_attribute("aria-invalid") == "true" and p.page.locator(".dtnb-submit").get_attribute("aria-disabled") == "true"
-        held = cluster.submit("sleep 600", "-N2", "--exclusive")
+        held = cluster.submit("sleep 600", "--output=/dev/null", "-N2", "--exclusive")
         field("Time limit").fill("10")
         field("Nodes").fill("2")
         field("Ranks per node").fill("2")

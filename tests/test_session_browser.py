@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import SLOW
 from lab import CHROMIUM, DARK, LIGHT, Page
 from test_browser import ROOT, lab, outputs, write_notebook
 
@@ -103,7 +104,7 @@ def tour(lab, shots):
     return nb
 
 
-@pytest.mark.parametrize("lesson", ["02_ranks_and_collectives.ipynb", "03_ddp_by_hand.ipynb"])
+@pytest.mark.parametrize("lesson", [pytest.param("02_ranks_and_collectives.ipynb", marks=pytest.mark.skipif(not SLOW, reason="half a minute: make test-all")), "03_ddp_by_hand.ipynb", "12_finding_the_slow_rank.ipynb"])
 def test_lesson(lab, lesson):
     "Start to end in JupyterLab; saved, and opened again without a kernel"
     nb = lab.folder / lesson

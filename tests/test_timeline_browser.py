@@ -75,7 +75,7 @@ def wrong_pixels(seen, traces):
 
 
 def open_timeline(p):
-    p.page.get_by_role("button", name="Open the timeline").first.click()
+    p.page.get_by_role("button", name="Open timeline").first.click()
     p.page.locator(".dtl-over").first.wait_for(timeout=60_000)
     p.page.wait_for_function(f"() => !!{TL}", timeout=20_000)
 
@@ -185,7 +185,7 @@ def test_timeline_in_a_notebook(lab, tmp_path):
     with Page(lab, height=1300) as p:
         p.open(nb.name)
         p.run_cell(0)
-        kept_at = p.page.get_by_role("button", name="Open the timeline")
+        kept_at = p.page.get_by_role("button", name="Open timeline")
         kept_at.wait_for(timeout=60_000)
         kept(p.page)
         p.shot(shots / "timeline-twin.png")
@@ -216,11 +216,11 @@ def test_timeline_in_a_notebook(lab, tmp_path):
         p.save()
         p.page.reload()                                                                               # the kernel lives: the first twin opens again
         p.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.content?.model?.cells?.length > 0", timeout=90_000)
-        p.page.get_by_role("button", name="Open the timeline").first.wait_for(timeout=60_000)
+        p.page.get_by_role("button", name="Open timeline").first.wait_for(timeout=60_000)
         assert p.errors == []
         p.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
         p.page.get_by_text("its kernel has gone").first.wait_for(timeout=60_000)
-        assert p.page.get_by_role("button", name="Open the timeline").first.is_disabled()
+        assert p.page.get_by_role("button", name="Open timeline").first.is_disabled()
     saved = outputs(nb)
     assert {m for o in saved for m in o.get("data", ())} == {"text/html", "image/png", "text/plain"} and not json.loads(nb.read_text())["metadata"].get("widgets")
     assert len(json.dumps(saved[:2])) < 200_000

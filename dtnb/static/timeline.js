@@ -1202,7 +1202,7 @@ function pictureOf(el) {
 
 /** The button in a picture's frame, and the timeline that it opens. @param {HTMLElement} el @param {Source} source @param {string} opened @param {() => boolean} over */
 function mount(el, source, opened, over) {
-  const still = /** @type {HTMLElement[]} */ ([...el.children]), words = h("span", "dtl-soft"), root = h("div", "dtl"), open = button("dtl-open", "Open the timeline", "Open timeline", () => start("")), bar = h("div", "dtl-bar-open", open, words);
+  const still = /** @type {HTMLElement[]} */ ([...el.children]), words = h("span", "dtl-soft"), root = h("div", "dtl"), open = button("dtl-open", "Open timeline", "Open timeline", () => start("")), bar = h("div", "dtl-bar-open", open, words);
   let shown = /** @type {?Awaited<ReturnType<typeof view>>} */ (null), late = 0;
   const picture = (/** @type {boolean} */ on) => { const p = pictureOf(el); if (p) p.style.display = on ? "" : "none"; };
   /** @param {string} moment */

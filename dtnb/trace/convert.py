@@ -31,11 +31,16 @@ def _moments(memory: dict, events: list):
     "Bytes allocated on a device: device -> (microseconds, bytes)"
     try: read = _memories.decode(b"[%b]" % b",".join([e.args for e in events]))
     except msgspec.DecodeError: return
+    of = defaultdict(list)
     for e, m in zip(events, read):
-        if math.isnan(e.ts): continue
-        ts, total = memory.setdefault((m.kind, m.device), (array("d"), array("q")))
-        ts.append(e.ts)
-        total.append(m.total if m.total is not None else (total[-1] if total else 0) + m.change)
+        if e.ts == e.ts: of[m.kind, m.device].append((e.ts, m.total, m.change))
+    for device, found in of.items():
+        ts, total = memory.setdefault(device, (array("d"), array("q")))
+        times, held, _ = zip(*found)
+        ts.extend(times)
+        if None not in held: total.extend(held)
+        else:
+            for _, now, change in found: total.append(now if now is not None else (total[-1] if total else 0) + change)
 
 def _inner(label: str) -> str:
     "What a thread does, of torch's `thread 7 (pt_autograd_0)` and XLA's `tf_XLAPjRtCpuClient/1012`"
@@ -60,10 +65,11 @@ class _Gather:
     def add(self, events: list):
         spans = [e for e in events if e.ph == "X" and e.cat != "Trace"]
         self.keep(spans, nanoseconds([e.ts for e in spans]), nanoseconds([e.dur for e in spans]))
-        _moments(self.memory, [e for e in events if e.ph == "i" and e.name == "[memory]"])
-        for e in events:
+        rest = [e for e in events if e.ph in "iMBE"]
+        _moments(self.memory, [e for e in rest if e.name == "[memory]" and e.ph == "i"])
+        for e in rest:
             if e.ph == "M" and e.name in ("process_name", "thread_name"): _label(self.labels, e)
-        pairs, done = [e for e in events if e.ph == "B" or e.ph == "E"], []
+        pairs, done = [e for e in rest if e.ph == "B" or e.ph == "E"], []
         for e, at in zip(pairs, nanoseconds([e.ts for e in pairs]).tolist()):
             if e.ph == "B": self.begun[e.pid, e.tid].append((e, at))
             elif self.begun[e.pid, e.tid]: done.append((*self.begun[e.pid, e.tid].pop(), at))
@@ -71,7 +77,7 @@ class _Gather:
 
     def keep(self, spans, ts, dur):
         names, tracks, args = self.names, self.tracks, self.args
-        self.parts.append((ts, np.maximum(dur, 0), np.array([names[e.name, e.cat] for e in spans], np.uint32), np.array([args(e.args) for e in spans], np.uint32), np.array([tracks[e.pid, e.tid] for e in spans], np.uint32)))
+        self.parts.append((ts, np.maximum(dur, 0), np.array([names[e.name, e.cat] for e in spans], np.uint32), np.array(args([e.args for e in spans]), np.uint32), np.array([tracks[e.pid, e.tid] for e in spans], np.uint32)))
 
     def finish(self) -> list:
         "ts, dur, name, args, track of all events that have a start"
@@ -82,12 +88,16 @@ class _Gather:
         return [np.concatenate(x)[here] for x in zip(*parts)]
 
 # %% ../../nbs/trace/11_convert.ipynb #22675f15
+def _by(values) -> np.ndarray:
+    "Places in the order of small numbers; equal ones stay as they are"
+    return np.argsort(values.astype(np.uint16) if len(values) and values.max() < 1 << 16 else values, kind="stable")   # numpy counts 16 bits, and compares more
+
 def depths(ts: np.ndarray, end: np.ndarray) -> np.ndarray:
     "The row of each event of one track, whose events come by start, and the longer first. No row overlaps itself"
     short, here = np.concatenate([[0], np.cumsum(ts == end)]), np.arange(len(ts))
     ended = np.searchsorted(np.sort(end), ts, "right") - (short[np.searchsorted(ts, ts, "right")] - short[here])   # what takes no time has ended too soon
     depth = (here - ended).astype(np.uint32)
-    order = np.argsort(depth, kind="stable")
+    order = _by(depth)
     same = depth[order][1:] == depth[order][:-1]
     return depth if (ts[order][1:] >= end[order][:-1])[same].all() else _one_by_one(ts, end)
 
@@ -175,6 +185,16 @@ def _thin(ts, total) -> tuple[list, list]:
         ts, total = ts[at], total[at]
     return ts.tolist(), total.tolist()
 
+def _order(ts, dur, track) -> np.ndarray:
+    "Places by track, start, and the longer first: files are nearly in this order, and few events begin together"
+    order = _by(track)
+    ends = np.cumsum(np.bincount(track))
+    order = np.concatenate([order[a:b][np.argsort(ts[order[a:b]], kind="stable")] for a, b in zip([0, *ends], ends)])
+    same = np.concatenate([[False], (np.diff(ts[order]) == 0) & (np.diff(track[order]) == 0), [False]])
+    tied = np.flatnonzero(same[1:] | same[:-1])
+    order[tied] = order[tied][np.lexsort((-dur[order[tied]], ts[order[tied]], track[order[tied]]))]
+    return order
+
 def _columns(g: _Gather, base: int) -> Columns:
     "What was gathered, row by row"
     ts, dur, name, args, track = g.finish()
@@ -185,13 +205,13 @@ def _columns(g: _Gather, base: int) -> Columns:
     tracks = _tracks(list(keys), counts, g.labels)
     place = sorted(range(len(keys)), key=lambda k: (TRACKS.index(tracks[k].kind), len(tracks[k].pid), tracks[k].pid, len(tracks[k].tid), tracks[k].tid))
     track = np.argsort(place)[track]
-    order = np.lexsort((-dur, ts, track))
+    order = _order(ts, dur, track)
     ts, dur, name, args, track = (x[order] for x in (ts, dur, name, args, track))
     ends = np.cumsum(np.bincount(track, minlength=len(keys)))
     depth = np.concatenate([depths(ts[a:b], ts[a:b] + dur[a:b]) for a, b in zip([0, *ends], ends)])
     row = track * (int(depth.max()) + 1) + depth
-    order = np.argsort(row, kind="stable")
-    rows = [(*divmod(r, int(depth.max()) + 1), n) for r, n in zip(*(x.tolist() for x in np.unique(row, return_counts=True)))]
+    order = _by(row)
+    rows = [(*divmod(r, int(depth.max()) + 1), n) for r, n in zip(*(x.tolist() for x in np.unique(row[order], return_counts=True)))]
     first = int(ts.min())
     memory = {"cpu" if kind == 0 else f"{DEVICES.get(kind, f'device{kind}')}:{number}": _thin(nanoseconds(list(at)) - first, np.array(total)) for (kind, number), (at, total) in g.memory.items()}
     return Columns(ts[order] - first, dur[order], name[order], args[order], names, list(g.args.table), [tracks[k] for k in place], rows, base + first, memory)

@@ -206,9 +206,9 @@ def _axis(pixels, t, span, height):
 
 # %% ../../nbs/trace/19_picture.ipynb #e2d734f0
 _FONT_CSS, _QUIET = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.5", "opacity:.65"
-_CELL = "padding:1px 14px 1px 0;text-align:{};white-space:nowrap;border:0;vertical-align:middle;max-width:none"
+_CELL = "padding:1px 12px 1px 0;text-align:{};white-space:nowrap;border:0;vertical-align:middle;max-width:none"
 _PLAIN = "background-color:rgba(0,0,0,0);border:0"
-_PARTS = dict(compute=("compute", "compute"), exposed=("communication, exposed", "comm"), data=("data loading", "data"), optimizer=("optimizer", "optimizer"), other=("other", "other"))
+_PARTS = dict(compute=("compute", "compute"), exposed=("comm, exposed", "comm"), data=("data loading", "data"), optimizer=("optimizer", "optimizer"), other=("other", "other"))
 ROWS, COLUMNS = 16, 40     # of a table: ranks, steps
 
 def _tag(name, style, *inside) -> str: return f'<{name} style="{style}">{"".join(inside)}</{name}>'
@@ -230,7 +230,7 @@ def _ranks(t: Timeline) -> str:
     last = any(s["last"] for s in found)
     lines = [[_td(_tag("b", "", f"rank {s['rank']}"), right=False), _td(_bar(s, longest), right=False), _td(f"{s['step']:.4g}"), *(_td(f"{s[k]:.3g}") for k in parts), *([_td(str(s["last"] or ""))] if last else [])] for s in shown]
     key = {k: f'{_tag("span", f"color:#{_COLORS[color]}", "■")} {word}' for k, (word, color) in _PARTS.items()}
-    head = _head("", "the whole, ms" if t.facts.whole else "a step, ms", "", *(key[k] for k in parts), *(["came last in"] if last else []))
+    head = _head("", "the whole, ms" if t.facts.whole else "a step, ms", "", *(key[k] for k in parts), *(["last in"] if last else []))
     more = _tag("div", _QUIET, f"and {len(found) - len(shown)} more ranks") if len(found) > len(shown) else ""
     return _table(head, *lines) + more
 
