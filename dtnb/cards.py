@@ -24,9 +24,9 @@ from .widgets.cluster import start_words
 def held(spec: JobSpec) -> tuple[str, int]:
     "What a job of Slurm's holds: (GPU or CPU, how many)"
     o = spec.options
-    gpus = o.get("gpus_per_node") or sum(gpus_of(o.get("gres") or "").values())
-    if not isinstance(gpus, int): gpus = sum(gpus_of(f"gpu:{gpus}").values())
-    return ("GPU", gpus * spec.num_nodes) if gpus else ("CPU", spec.num_nodes * number_of(str(o.get("cpus_per_task") or 1), 1) * (o.get("ntasks_per_node") or 1))
+    tasks, count = o.get("ntasks_per_node") or 1, lambda asked: sum(gpus_of(f"gpu:{asked}").values()) if asked else 0     # asked: 2, "2" or "a100:2"
+    gpus = count(o.get("gpus_per_node")) or sum(gpus_of(o.get("gres") or "").values()) or tasks * count(o.get("gpus_per_task"))
+    return ("GPU", gpus * spec.num_nodes) if gpus else ("CPU", spec.num_nodes * number_of(str(o.get("cpus_per_task") or 1), 1) * tasks)
 
 def cost(spec: JobSpec, limit: int | None, elapsed: float | None) -> str:
     "Hours asked and used so far, in words; `limit` in minutes, `elapsed` in seconds"
