@@ -9,10 +9,11 @@ __all__ = ['held', 'cost', 'card', 'Shelf', 'efficiency']
 import contextlib, subprocess, threading, time
 
 from .handle import Job
-from .job import DtnbError, JobSpec, JobState, jobs_dir
-from .launchers.discovery import Snapshot, gpus_of, jobs_ahead, limit_of, parse_efficiency
+from .job import DtnbError, JobSpec, jobs_dir
+from .launchers.discovery import Snapshot, gpus_of, jobs_ahead, limit_of, number_of, parse_efficiency
 from .launchers.launcher import open_job
-from .launchers.slurm import minutes, read_record
+from .launchers.batch import minutes
+from .launchers.slurm import read_record
 from .launchers.squeue import SlurmError, ask, has_accounting
 from .rank.checkpoint import latest
 from .view import JobView, progress, root_cause
@@ -23,9 +24,9 @@ from .widgets.cluster import start_words
 def held(spec: JobSpec) -> tuple[str, int]:
     "What a job of Slurm's holds: (GPU or CPU, how many)"
     o = spec.options
-    gpus = o.get("gpus_per_node") or sum(gpus_of(o.get("gres") or "").values())
-    if not isinstance(gpus, int): gpus = sum(gpus_of(f"gpu:{gpus}").values())
-    return ("GPU", gpus * spec.num_nodes) if gpus else ("CPU", spec.num_nodes * (o.get("cpus_per_task") or 1) * (o.get("ntasks_per_node") or 1))
+    tasks, count = o.get("ntasks_per_node") or 1, lambda asked: sum(gpus_of(f"gpu:{asked}").values()) if asked else 0     # asked: 2, "2" or "a100:2"
+    gpus = count(o.get("gpus_per_node")) or sum(gpus_of(o.get("gres") or "").values()) or tasks * count(o.get("gpus_per_task"))
+    return ("GPU", gpus * spec.num_nodes) if gpus else ("CPU", spec.num_nodes * number_of(str(o.get("cpus_per_task") or 1), 1) * tasks)
 
 def cost(spec: JobSpec, limit: int | None, elapsed: float | None) -> str:
     "Hours asked and used so far, in words; `limit` in minutes, `elapsed` in seconds"

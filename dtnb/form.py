@@ -11,9 +11,9 @@ import difflib, os, re, secrets, shlex
 from dataclasses import asdict, dataclass, replace
 
 from .job import JobSpec, LaunchError
-from .launchers.discovery import Partition, Snapshot, gpus_of, number_of
+from .launchers.discovery import Partition, Snapshot, gpus_of
 from .launchers.launcher import Launcher, launcher_of
-from .launchers.slurm import minutes
+from .launchers.batch import minutes
 
 # %% ../nbs/44_form.ipynb #98f8dc80
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Form:
     @classmethod
     def of(cls, launcher: Launcher, name: str) -> "Form":
         "The form that would give this launcher"
-        target = type(launcher).__name__
+        if (target := type(launcher).__name__) not in _FIELDS: raise ValueError(f"there is no form for {target}: only for {', '.join(_FIELDS)}")
         values, rest = write(target, {k: v for k, v in launcher.options.items() if v != launcher.defaults[k]})
         return cls(name, target, values, rest, launcher.options.get("script") or "")
 
@@ -203,7 +203,7 @@ def script_of(form: Form) -> dict:
 # %% ../nbs/44_form.ipynb #cc166ed0
 def draw(form: Form, known: Snapshot = Snapshot()) -> dict:
     "`token`, `target`, `targets`, `fields`, `script`, `error`, `name`"
-    options, errors = read(form.target, form.typed, known)
+    _, errors = read(form.target, form.typed, known)
     have, error = limits(known, form.typed) if form.target == "Slurm" else {}, ""
     try: form.launcher(script=False).shape()
     except (ValueError, LaunchError) as err:

@@ -313,12 +313,12 @@ class DistMagics(Magics):
     def _dist_session(self, line) -> Session: return self._has()
     def _dist_interrupt(self, line): self._has().interrupt()
     def _dist_trace(self, line):
-        a = _TRACE.read(line)
+        a = _TRACE.read(f"-n {line}" if line.isdigit() else line)
         if a.steps is not None and (not a.steps.isdigit() or not int(a.steps)): raise UsageError(f"%dist trace -n {a.steps}: -n is a number of steps")
         n = int(a.steps or 5)
         print(f"recording {self._has().trace(n, a.memory, a.stacks)}: the next {n} step{'s' * (n > 1)} on every rank; %dist timeline shows them")
 
-    def _dist_timeline(self, line): return self._has().timeline(line or None)
+    def _dist_timeline(self, line): return (self.session or self._has()).timeline(line or None)   # also after %dist stop
     def _dist_pull(self, line): self._has(); self._pull(names_of(line))
     def _dist_push(self, line):
         missing = [n for n in names_of(line) if n not in self.shell.user_ns]

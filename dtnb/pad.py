@@ -13,7 +13,6 @@ from fastcore.basics import patch
 from .api import _Live, resume
 from .cards import Shelf, efficiency
 from .form import Form, draw, spec_of
-from .handle import Job
 from .job import DtnbError, LaunchError
 from .launchers.discovery import Snapshot, discoverer
 from .launchers.launcher import Launcher, launch_on, open_job, relaunch
@@ -26,7 +25,10 @@ from .widgets.twin import size
 # %% ../nbs/46_pad.ipynb #d0bf4936
 def call_words(fn, args, kwargs) -> str:
     "`train(3, lr=0.001)`, shortened"
-    short = lambda v: r if len(r := repr(v)) <= 40 else f"<{type(v).__name__}>"
+    def short(v):
+        try: r = repr(v)
+        except Exception: r = ""                                # an object's own, which may fail
+        return r if 0 < len(r) <= 40 else f"<{type(v).__name__}>"
     return f"{getattr(fn, '__name__', type(fn).__name__)}({', '.join([*map(short, args), *(f'{k}={short(v)}' for k, v in kwargs.items())])})"
 
 def weigh(fn, args, kwargs, max_mb: float = 64) -> dict:
@@ -149,7 +151,7 @@ def _on_script(self: Launchpad, said):
 @patch
 def _on_open(self: Launchpad, said):
     if said["open"]: self.opened.setdefault(said["job"], None)
-    else: self.opened.pop(said["job"], None)
+    elif there := self.opened.pop(said["job"], None): there[1].close()
 
 @patch
 def _on_log(self: Launchpad, said): self.ranks[said["job"]] = int(said["rank"])
@@ -173,6 +175,7 @@ def _submit(self: Launchpad, form, call, source):
     job, error = None, ""
     try: job = relaunch(source, form.launcher(), afresh=True) if source else launch_on(form.launcher(), call[0], call[1], call[2])
     except (DtnbError, ValueError, TypeError, OSError) as err: error = str(err)
+    except Exception as err: error = f"{type(err).__name__}: {err}"     # whatever it is, the form must not be left sending
     with self.lock:
         if job: self.job, self.opened = job, {job.id: None, **self.opened}
         if form is self.form: self.sent, self.drawn = dict(state="failed", words=error) if error else dict(state="sent", words=f"submitted as {job.id}", job=job.id), None
@@ -192,7 +195,8 @@ def _on_again(self: Launchpad, said):
 
 @patch
 def _on_clone(self: Launchpad, said):
-    job = open_job(said["job"])
+    try: job = open_job(said["job"])
+    except DtnbError as err: return self.errors.update({said["job"]: str(err)})
     form = Form.of(job.launcher, job.spec.name)
     self.source, self.payload = job, dict(words=f"sends again what job {job.id} was sent" + (f"; without {', '.join(job.spec.withheld)}, which may be secret" if job.spec.withheld else ""), parts=[], error="")
     self._new_form(form)
@@ -207,6 +211,7 @@ def _do(self: Launchpad, name, words, what):
         error = ""
         try: what(open_job(name))
         except (DtnbError, ValueError, OSError) as err: error = str(err)
+        except Exception as err: error = f"{type(err).__name__}: {err}"
         with self.lock:
             self.doing.pop(name, None)
             if error: self.errors[name] = error
@@ -262,7 +267,7 @@ def _spent(self: Launchpad, name):
 # %% ../nbs/46_pad.ipynb #935ef5f3
 @patch
 def _draw_lanes(self: Launchpad) -> tuple[dict, dict]:
-    frames, logs, before = {}, {}, self.widget.frames if self.widget else {}
+    frames, logs = {}, {}
     for name in list(self.opened):
         try: job, live, last = self.opened.get(name) or (job := open_job(name), _Live(job), None)
         except (DtnbError, ValueError, OSError):
@@ -330,6 +335,9 @@ def close(self: Launchpad):
     from IPython.display import update_display
     with self.lock: widget, self.widget = self.widget, None
     if widget is None: return
+    for name, there in list(self.opened.items()):
+        self.opened[name] = None                 # shown again, it is opened anew
+        if there: there[1].close()
     update_display(_static(self, f"closed at {time.strftime('%H:%M')}; dtnb.launchpad() shows it live"), display_id=self.handle.display_id, raw=True)
     time.sleep(SETTLE)
     widget.layout.close()                        # a widget of its own, which would be saved

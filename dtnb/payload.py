@@ -194,9 +194,12 @@ def _reads(statements, bound: set[str]) -> set[str]:
 class CellCall:
     "A cell's text as a function without arguments; `names` are the notebook's variables that it reads. Raises `SyntaxError`, and `ValueError` for a magic"
     def __init__(self, text: str, namespace: dict, name: str = "cell", file: str = ""):
-        if magic := next((line.strip() for line in text.splitlines() if re.match(r"\s*[%!]", line)), None): raise ValueError(f"a cell that is sent away has no magics, and this one has {magic!r}")
         self.text, self.__name__, self.file = text, name, file or f"<cell {name}>"
-        self.names = {n: namespace[n] for n in sorted(_reads(compile(text, self.file, "exec", ast.PyCF_ONLY_AST).body, set())) if n in namespace and not (n.startswith("__") or n in ("get_ipython", "In", "Out"))}
+        try: tree = compile(text, self.file, "exec", ast.PyCF_ONLY_AST)     # a line may begin with % and be Python's
+        except SyntaxError:
+            if magic := next((line.strip() for line in text.splitlines() if re.match(r"\s*[%!]", line)), None): raise ValueError(f"a cell that is sent away has no magics, and this one has {magic!r}") from None
+            raise
+        self.names = {n: namespace[n] for n in sorted(_reads(tree.body, set())) if n in namespace and not (n.startswith("__") or n in ("get_ipython", "In", "Out"))}
 
     def __call__(self):
         "Run it in this process's `__main__`"

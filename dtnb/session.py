@@ -50,11 +50,13 @@ class Session(Link):
         Link.__init__(self)
         self.on, self.init, self.name, self.lease = on, init, name, lease
         self.cells, self.numbers, self.healer = {}, itertools.count(1), threading.RLock()
+        self.due = None                      # the recording that was asked for last
         self.generation = int(time.time())   # of the process group; another kernel may have renewed it before
 
     def _start(self, timeout=None):
-        end = time.monotonic() + (timeout or self.on.startup)
+        end, self.pid = time.monotonic() + (timeout or self.on.startup), os.getpid()
         self.take(launch_on(self.on, engine, (), dict(init=self.init), keep_siblings=True, companion=COMPANION, lease=self.lease, name=self.name))
+        _open.add(self)                                   # a kernel that ends while it waits takes the job out of the queue
         try: self._open(end + self._queue())
         except BaseException:
             self.close()
@@ -205,12 +207,17 @@ def trace(self: Session, steps: int = 5, memory: bool = False, stacks: bool = Fa
     ranks, question = list(cells[0].ranks), f"trace-{secrets.token_hex(4)}"
     told = {r: self._question(r, "trace", **dict(key=question), steps=check_steps(steps), ranks=ranks, memory=memory, stacks=stacks) for r in ranks}
     names = [self._answer(q, time.monotonic() + 5, r, "did not answer (trace)")[0]["name"] for r, q in told.items()]
-    return names[0]
+    self.due = max(names, key=lambda n: (len(n), n))     # ranks that have recorded less take the highest number
+    return self.due
 
 @patch
 def timeline(self: Session, name: str | None = None, timeout: float = 60):
     "The traces of a recording (default: the last; a cell's number names it) on one clock: a `Timeline`. Waits at most `timeout` seconds until they are written. Raises `DtnbError` if there are none"
-    return self.job.timeline(None if name is None else str(name), timeout)
+    from dtnb.trace.recordings import gather, recordings
+    from dtnb.trace.timeline import open_trace
+    def look(): return self.hear() or self.job.view
+    if name is None and self.due is not None and self.due not in recordings(look()): name = self.due   # asked for a moment ago
+    return open_trace(*gather(look, self.paths, None if name is None else str(name), timeout, due=name is not None and name == self.due, gone=lambda: self.dead))
 
 # %% ../nbs/session/28_session.ipynb #17308018
 @patch

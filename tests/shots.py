@@ -35,9 +35,9 @@ def train(folder):
 
 job = dtnb.launch(train, "traces", on=dtnb.Local(nproc=4))
 job.wait(120, draw=False)'''
-OPEN = '''import dtnb.widgets.timeline
-from dtnb.trace.timeline import open_trace
-open_trace("traces").show(open=True)'''
+OPEN = '''import dtnb
+
+dtnb.open_trace("traces").show(open=True)'''
 
 
 def timeline(lab, shots):

@@ -172,6 +172,21 @@ def busy():
     while time.time() < end: pass
 
 
+def test_no_form_is_left_sending(monkeypatch):
+    "Whatever goes wrong is told, and the form can be mended and sent"
+    pad = launchpad(abs, -3)
+    pad.form.set("target", "Local")
+    first = pad.form.token
+    with monkeypatch.context() as m:
+        m.setattr("dtnb.pad.launch_on", lambda *_: {}["no such thing"])
+        pad.hear(dict(request="submit", token=first))
+        wait_until(lambda: pad.sent["state"] == "failed", what="the fault is told")
+    assert "KeyError" in pad.sent["words"] and pad.form.token != first and pad.job is None
+    pad.hear(dict(request="submit", token=pad.form.token))
+    assert wait_until(lambda: pad.job, what="a job").results(60) == {0: 3, 1: 3}
+    assert "no form for" in str(pytest.raises(ValueError, launchpad, abs, on=type("Mine", (dtnb.Local,), {})()).value)
+
+
 @pytest.mark.skipif(not SLOW, reason="long: make test-all")
 @pytest.mark.skipif(bool(missing(accounting=True)), reason=f"no accounting here: {missing(accounting=True)}")
 def test_accounts_are_offered_and_efficiency_is_told(monkeypatch):
@@ -203,6 +218,7 @@ def test_a_cell_runs_in_main_of_every_rank():
     assert first.strip().startswith('File "Cell In[7]", line 5'), failed.value.traceback
     with pytest.raises(ValueError, match="no magics, and this one has '!ls'"): CellCall("x = 1\n!ls", {})
     with pytest.raises(SyntaxError): CellCall("x = ", {})
+    assert CellCall("print('%.1f'\n      % loss)", dict(loss=2)).names == dict(loss=2)      # that line is Python's
 
 
 def test_magics_show_it_and_tell_of_no_slurm(monkeypatch, capsys):

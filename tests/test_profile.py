@@ -116,6 +116,8 @@ def test_ranks_agree_on_the_steps_of_a_loop_that_runs(s):
     wait_until(lambda: s.listen() or (cell.reader.poll().ranks[0].inner or None), what="the loop")
     name = s.trace(4)
     with pytest.raises(dtnb.DtnbError, match="records a trace already"): s.trace(1)
+    asked = s.timeline()
+    assert len(numbers(asked.traces[0])) == 4 and [f.endswith(f"trace-{name}.dtt") for f in asked.files] == [True, True], asked.files   # not the one before it, and nobody packs for the ranks
     assert cell.wait(60) == "done", cell.exception()
     found = traces(s, name)
     assert len({tuple(numbers(c)) for c in found.values()}) == 1 and len(numbers(found[0])) == 4 and min(numbers(found[0])) > 2
@@ -134,6 +136,15 @@ def test_asked_of_a_cell_without_steps(s):
     assert cell.wait(60) == "done"
     assert s.run("rank").result() == {0: 0, 1: 1}
     s.run("p.PATIENCE = r.PATIENCE = 60")
+
+
+def test_too_few_steps(s):
+    "It is said how many there were, and the next recording knows nothing of it"
+    cell = s.send("step(torch.ones(4, 16))", trace=2)
+    assert cell.wait(60) == "done" and "over after 1 step," in stages(s, cell.number)[0]["why"]
+    cell = s.send("counted(4)", trace=2)
+    assert cell.wait(60) == "done" and len(numbers(traces(s, cell.number)[0])) == 2
+    assert "disableProfiler" not in cell.text(0), cell.text(0)
 
 
 def test_an_error_and_an_interrupt_leave_the_trace_so_far(s):

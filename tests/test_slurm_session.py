@@ -76,6 +76,15 @@ def test_arrays_there_and_back(s):
     assert s.who()[3]["a"]["shape"] == "(2000000,)"
 
 
+def test_steps_are_recorded_on_both_nodes(s):
+    "While a cell runs, as `%dist trace` does; the nodes' clocks are measured"
+    cell = s.send("import dtnb, time\nfor i in dtnb.track(range(2000)):\n    dist.all_reduce(torch.ones(10))\n    time.sleep(.01)")
+    wait_until(lambda: s.listen() or all(v.bars for v in cell.view.ranks.values()), 60, "progress of all")
+    t = s.timeline(s.trace(2), 60)
+    assert len(t.traces) == 4 and "the clocks were measured" in t.clock_note, t.clock_note
+    cell.cancel(30)
+
+
 def test_a_rank_raises_while_others_wait(s):
     "The others are freed, also on the other node, and the next collective works with the variables that are there"
     s.run("kept = rank * 10")
@@ -138,6 +147,12 @@ def test_what_crosses_the_network_is_encrypted_and_listens_to_the_nodes_only(s, 
         stranger.connect(f"{info['interface']}:{info['registration']}")
         stranger.send_multipart([b"", b"connection_request"])
         assert not stranger.poll(1000)
+    import socket
+    host, _, port = gates[1]["address"].removeprefix("tcp://").partition(":")
+    with socket.create_connection((host, int(port)), 10) as stranger, pytest.raises(OSError):   # one that says hello with more than memory can hold is hung up on
+        stranger.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32) + b"\x06" + (1 << 40).to_bytes(8, "big"))
+        for _ in range(256): stranger.sendall(bytes(1 << 20))
+    assert s.run("rank").result() == {r: r for r in s.ranks}
 
 
 # ---- the start
@@ -154,6 +169,14 @@ def test_pending_is_shown_and_the_interrupt_cancels(cluster, monkeypatch):
     assert job.state == "cancelled" and re.match(r"job \d+: (waits for resources|others are before it)", told[-1]), told
     wait_until(lambda: cluster.state(read_record(job.paths)["id"]) in ("CANCELLED", ""), what="the end in Slurm")
     if blocker: cluster.run("scancel", blocker)
+
+
+def test_a_process_that_ends_takes_its_session_out_of_the_queue(cluster):
+    "As a kernel does that is shut down while it waits"
+    code = "import threading, dtnb, dtnb.api\ncame = threading.Event()\ndtnb.Session.waiting = lambda self, words: came.set()\nthreading.Thread(target=lambda: dtnb.Session(on=dtnb.Slurm(begin='now+600', job_name='left')), daemon=True).start()\nassert came.wait(60)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    (job,) = [j for j in dtnb.jobs() if j.spec.options.get("job_name") == "left"]
+    assert done.returncode == 0 and cluster.state(read_record(job.paths)["id"]) in ("CANCELLED", ""), done.stderr
 
 
 def test_a_host_that_is_not_reached_is_named(s):

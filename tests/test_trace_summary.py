@@ -46,12 +46,13 @@ def by_moment(events, steps):
     def inside(e, t): return e[2] <= t < e[2] + e[3]
     def holds(e): return any(x is not e and x[1] in (LAUNCH, WAIT) and e[2] <= x[2] and x[2] + x[3] <= e[2] + e[3] for x in main)
     ops = [e for e in main if e[1] in (MM, BACKWARD) and not holds(e)]
+    def updates(e, t): return inside(e, t) and all(t >= x[2] + x[3] for x in main if x[1] == BACKWARD and x[2] + x[3] <= e[2] + e[3])   # what comes before is its closure
     out = []
     for _, start, dur in steps:
         count = Counter()
         for t in range(start, start + dur):
             flying = any(a <= t < b for a, b in flights)
-            op, opt = any(inside(e, t) for e in ops), any(inside(e, t) and e[1] == OPTIMIZER for e in main)
+            op, opt = any(inside(e, t) for e in ops), any(updates(e, t) for e in main if e[1] == OPTIMIZER)
             if any(inside(e, t) and e[1] == DATA for e in main): part = Part.DATA
             elif any(inside(e, t) and e[1] in (LAUNCH, WAIT) for e in main): part = Part.EXPOSED
             elif op: part = Part.OPTIMIZER if opt else Part.COMPUTE

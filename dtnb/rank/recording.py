@@ -180,8 +180,11 @@ def close(self: Recording, broken: bool = False):
     if self.stage == "recording" and self.steps and not self.n and not broken:
         with _undisturbed(self), contextlib.suppress(Exception): self._mark(None), self.prof.stop_trace()
         self.stage = "waiting"
-    if self.stage == "waiting": self.fail("no step has ended: p.step(), dtnb.track, tqdm or an optimizer tells where they are; without a number of steps everything is recorded" if not self.hits else
-                                          f"it was over after {self.hits} step{'s' * (self.hits != 1)}, before the first that was to be recorded")
+    elif self.stage == "waiting" and self.prepared:
+        with _undisturbed(self), contextlib.suppress(Exception): self.prof.start_trace(), self.prof.stop_trace()   # one that is prepared and dropped makes the next profiler complain (torch 2.13)
+    seen = max(self.hits, len(self.finder.fired), *(n - self.finder.counts[0] for n in self.finder.counts[-1:]))
+    if self.stage == "waiting": self.fail("no step has ended: p.step(), dtnb.track, tqdm or an optimizer tells where they are; without a number of steps everything is recorded" if not seen else
+                                          f"it was over after {seen} step{'s' * (seen != 1)}, before the first that was to be recorded")
     self.stop()
     self.apart.set()
     self.leave()
@@ -231,9 +234,9 @@ def _step_seconds(marks) -> float | None:
 def facts(self: Recording) -> dict:
     "The trace's own metadata"
     marks, counts = self.finder.marks, self.finder.counts
-    before, after = [m for m in marks if m <= self.began], [m for m in marks if m > self.ended]   # the first one after it has waited for the profiler to stop
+    before, after = [m for m in marks if m <= self.began][1:-1], [m for m in marks if m > self.ended]   # the first step may be a part of one, and the last one before it has prepared the profiler; the first one after it has waited for it to stop
     inside = [(m, c) for m, c in zip(marks, counts) if self.began <= m <= self.ended]
-    plain = _step_seconds(after) or (_step_seconds(before[-PLAIN - 1:]) if len(before) > 2 else None)
+    plain = _step_seconds(after) or _step_seconds(before[-PLAIN - 1:])
     return dict(rank=self.place["rank"], world_size=self.place["world_size"], run=self.run, marks=[m for m, _ in inside], first_step=inside[0][1] if inside else 0,
                 plain=plain, traced=_step_seconds([m for m, _ in inside]), device=self.device, clock=self._clock(), flight=flight(self.began, self.ended))
 
@@ -268,5 +271,5 @@ def _write(self: Recording):
     if not raw.exists(): raise ValueError(f"the profiler could not write {raw.name}: is the disk full?")
     env = os.environ | dict(PYTHONPATH=os.pathsep.join(p for p in sys.path if p), OMP_NUM_THREADS="1",)
     child = subprocess.run([sys.executable, "-m", "dtnb.trace.recordings", str(raw)], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    if child.returncode: raise ValueError((child.stderr.strip().splitlines() or [f"packing it ended with {child.returncode}"])[-1])
+    if child.returncode: raise ValueError((child.stderr.strip().splitlines() or [f"packing it ended with {child.returncode}"])[-1].replace(str(self.path), "the trace"))
     self.say("done", plain=known["plain"], traced=known["traced"])

@@ -155,7 +155,8 @@ def late(f: Facts) -> list[Finding]:
     by = behind[:, 0] - (np.median(behind[:, 1:], 1) if len(f.numbers) > 1 else 0)
     r, whole = int(by.argmax()), np.nanmax(f.start + f.dur) - np.nanmin(f.start)
     if by[r] < max(LATE * whole, f.sure, 1) or f.caused[r, 0] < by[r] / 2: return []
-    return [Finding("late", float(by[r]), f"rank {f.ranks[r]} begins {said(by[r])} after the others, and they wait for it in step {f.numbers[0]}: look at what it does before the loop", f.ranks[r])]
+    why = "look at what it does before the loop" if f.numbers[0] == 0 else "the step before it took longer there, or the profiler took longer to start"
+    return [Finding("late", float(by[r]), f"rank {f.ranks[r]} begins {said(by[r])} after the others, and they wait for it in step {f.numbers[0]}: {why}", f.ranks[r])]
 
 # %% ../../nbs/trace/16_findings.ipynb #52591c23
 SHARES = {Part.DATA: .15, Part.EXPOSED: .2, Part.OPTIMIZER: .25, Part.OTHER: .4}   # of a step: from there on it is a finding
@@ -182,7 +183,8 @@ def _overhead(f: Facts) -> str:
     if f.gpu: return "look at what the training thread does meanwhile"
     own = [(o.calls, o.self_ns) for ops in f.ops for o in ops if o.cat == "cpu_op"]
     n, us = sum(k for k, _ in own), sum(ns for _, ns in own) / 1e3
-    if not n or us / n > 100: return "look at what the training thread does between operators"
+    outside = 1e3 * float(np.nansum(f.parts[Part.OTHER]))
+    if not n or max(us, outside) > 100 * n: return "look at what the training thread does between operators"
     return f"{n // (len(f.ranks) * len(f.numbers)):,} operators{f.per} take {us / n:.0f} µs each; larger batches, or torch.compile"
 
 # %% ../../nbs/trace/16_findings.ipynb #ab9acbb2
@@ -190,7 +192,7 @@ def findings(f: Facts) -> list[Finding]:
     "What there is to say, the most important first; at least one"
     begun, caused = late(f), f.caused.copy()
     for x in begun: caused[f.ranks.index(x.rank), 0] = max(0, caused[f.ranks.index(x.rank), 0] - x.ms)
-    def gain(x): return x.ms * dict(late=2, once=2, slow=2, turns=1, data=1, comm=1, optimizer=.5, overhead=.5)[x.kind] / (max(1, len(f.numbers)) if x.kind in ("late", "once") else 1)
+    def gain(x): return x.ms * dict(late=2 if f.numbers[:1] == [0] else .5, once=2, slow=2, turns=1, data=1, comm=1, optimizer=.5, overhead=.5)[x.kind] / (max(1, len(f.numbers)) if x.kind in ("late", "once") else 1)
     return sorted(begun + slow(f, caused) + alike(f), key=gain, reverse=True) or [_balanced(f)]
 
 def _balanced(f: Facts) -> Finding:

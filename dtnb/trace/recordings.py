@@ -63,14 +63,20 @@ def _files(paths: JobPaths, ranks, name) -> dict[int, Path]:
         if there: found[r] = there[0]
     return found
 
+def _lacks(said: dict, open_: bool) -> str:
+    "Why a rank has no trace"
+    if said.get("why"): return said["why"]
+    if open_: return dict(waiting="no step has ended", recording="it still records", writing="it still writes").get(said["stage"], said["stage"])
+    return "its files are gone" if said["stage"] == "done" else "it ended before its trace was written"
+
 def _rescue(paths, r, name):
     "Pack what a rank had no time to pack"
     raw = paths.raw_trace(r, name)
     if raw.exists():
         with contextlib.suppress(OSError, ValueError): keep(raw)
 
-def gather(look, paths: JobPaths, name: str | None = None, timeout: float = 60, due: bool = False) -> list[Path]:
-    "The traces of a recording (default: the last), when they are all there; `look()` is the job's view now; `due`: one was asked for and may not have begun. Warns of ranks that have none. Raises `DtnbError` if there is nothing"
+def gather(look, paths: JobPaths, name: str | None = None, timeout: float = 60, due: bool = False, gone=lambda: ()) -> list[Path]:
+    "The traces of a recording (default: the last), when they are all there; `look()` is the job's view now; `due`: one was asked for and may not have begun; `gone()`: ranks whose processes are dead. Warns of ranks that have none. Raises `DtnbError` if there is nothing"
     end = time.monotonic() + timeout
     while True:
         view = look()
@@ -81,13 +87,13 @@ def gather(look, paths: JobPaths, name: str | None = None, timeout: float = 60, 
             continue
         if which not in known: raise DtnbError("nothing was traced: %%distributed --trace, %dist trace, launch(..., trace=5) or dtnb.profile do" if name is None else f"there is no recording {name!r}" + (f": there are {', '.join(known)}" if known else ""))
         said = known[which]
-        open_ = [r for r, s in said.items() if s["stage"] not in OVER and not view.state.ended and not view.ranks[r].state.ended]
+        open_ = [r for r, s in said.items() if s["stage"] not in OVER and not view.state.ended and r not in gone()]
         if not open_ or time.monotonic() > end: break
         time.sleep(.05)
     for r in said:
         if r not in open_ and not _files(paths, [r], which): _rescue(paths, r, which)
     found = _files(paths, said, which)
-    lacking = [f"rank {r}: {said[r].get('why') or dict(waiting='no step has ended', recording='it still records', writing='it still writes').get(said[r]['stage'], said[r]['stage'])}" for r in sorted(said) if r not in found]
+    lacking = [f"rank {r}: {_lacks(said[r], r in open_)}" for r in sorted(said) if r not in found]
     if not found: raise DtnbError(f"recording {which} has no trace. " + "; ".join(lacking[:8]))
     if lacking: warnings.warn(f"recording {which} is not complete. " + "; ".join(lacking[:8]), stacklevel=3)
     return [found[r] for r in sorted(found)]

@@ -83,12 +83,19 @@ def on_device(c: Columns) -> np.ndarray:
 
 def on_gpu(c: Columns) -> bool: return bool(on_device(c).any())
 
+def _updates(c: Columns) -> tuple:
+    "When optimizers update, and whether one of them ran a closure, whose forward and backward are not its work"
+    mine, back = np.flatnonzero(_events(c, _MAIN, _SAID, SPANS[Part.OPTIMIZER])), np.sort(c.end[_events(c, _TRAINING, _SAID, _BACKWARD)])
+    last = np.r_[0, back][np.searchsorted(back, c.end[mine], "right")]
+    return union(np.maximum(c.ts[mine], last), c.end[mine]), bool((last > c.ts[mine]).any())
+
 def claims(c: Columns, comm: Calls) -> list:
     "[(part, moments)]: a moment belongs to the first that has it"
-    data, opt = (_covered(c, _events(c, _MAIN, _SAID, SPANS[p])) for p in (Part.DATA, Part.OPTIMIZER))
+    data, (opt, closure) = _covered(c, _events(c, _MAIN, _SAID, SPANS[Part.DATA])), _updates(c)
     if on_gpu(c):
         kernels = _covered(c, on_device(c) & ~_events(c, TRACKS, ("kernel", ""), COMM))
-        return [(Part.OPTIMIZER, intersect(kernels, _covered(c, _events(c, _GPU, _GPU_SAID, SPANS[Part.OPTIMIZER])))), (Part.COMPUTE, kernels),
+        updates = NONE if closure else intersect(kernels, _covered(c, _events(c, _GPU, _GPU_SAID, SPANS[Part.OPTIMIZER])))
+        return [(Part.OPTIMIZER, updates), (Part.COMPUTE, kernels),
                 (Part.EXPOSED, union(comm.start, comm.end)), (Part.DATA, data), (Part.OPTIMIZER, opt)]
     talks = _events(c, _TRAINING, _SAID, COMM)
     ops = _covered(c, _events(c, _TRAINING, _OP, without=COMM) & ~around(c, np.flatnonzero(talks)))

@@ -49,7 +49,7 @@ def one_clock(traces: list[Columns], m: Collectives) -> tuple:
     since = min(c.t0 for c in traces) < YEAR_2001   # JAX's times begin with the trace
     if all(k.get("offset") is not None for k in clocks):
         rtt = max(k.get("rtt") or 0 for k in clocks)
-        return [int(k["offset"]) for k in clocks], f"the clocks were measured ({clocks[-1].get('how') or 'min-RTT'}), and are right within {said(rtt / 2e6)}" if rtt else "one host, one clock", rtt // 2
+        return [int(k["offset"]) for k in clocks], f"the clocks were measured ({next((k['how'] for k in clocks if k.get('rtt') == rtt and k.get('how')), 'min-RTT')}), and are right within {said(rtt / 2e6)}" if rtt else "one host, one clock", rtt // 2
     if None not in hosts and len(set(hosts)) == 1 and not since: return [0] * len(traces), "one host, one clock", 0
     found, spread = fit(m)
     if None in found: return [0] * len(traces), "these traces tell no time of day: each is drawn from its own beginning" if since else "nobody measured the hosts' clocks, and no collectives tie them together: times are as each host says", OFF
@@ -191,19 +191,27 @@ def to_perfetto(self: Timeline, path) -> Path:
     return write_chrome(path, self.traces, self.ranks, [self.label(r) for r in self.ranks], self.shift, dict(zero=str(self.zero), clock=self.clock_note))
 
 # %% ../../nbs/trace/18_timeline.ipynb #c5beb67e
+def _begins(p: Path) -> bytes:
+    "The first megabyte of text; nothing of columns, and of a file that is damaged: `read_trace` will say what is wrong with it"
+    try:
+        with gzip.open(p) if p.suffix == ".gz" else open(p, "rb") as f: return b"" if p.suffix == ".dtt" else f.read(1 << 20)
+    except (OSError, EOFError, zlib.error): return b""
+
 def _merged(p: Path) -> bool:
     "Whether `to_perfetto` wrote it"
-    if p.suffix == ".dtt": return False
-    try:
-        with gzip.open(p) if p.suffix == ".gz" else open(p, "rb") as f: return b'"dtnb_merged"' in f.read(100)
-    except (OSError, EOFError, zlib.error): return False   # `read_trace` will say what is wrong with it
+    return b'"dtnb_merged"' in _begins(p)[:100]
+
+def _foreign(p: Path) -> bool:
+    "A file that is no trace of one rank: a merged one, or JSON of something else"
+    text = _begins(p).lstrip()
+    return b'"dtnb_merged"' in text[:100] or text.startswith(b"{") and len(text) < 1 << 20 and b'"traceEvents"' not in text
 
 def _stem(p: Path) -> str: return p.name.removesuffix(".gz").removesuffix(".json").removesuffix(".dtt")
 
 def _in_folder(folder: Path, name: str | None) -> list:
     "The traces in a folder: one file for each"
     ranks = folder / "ranks"
-    found = [p for p in sorted(ranks.glob("*/trace-*") if ranks.is_dir() else folder.iterdir()) if p.is_file() and p.name.endswith((".dtt", ".json.gz", ".json")) and not p.name.startswith(".") and not _merged(p)]
+    found = [p for p in sorted(ranks.glob("*/trace-*") if ranks.is_dir() else folder.iterdir()) if p.is_file() and p.name.endswith((".dtt", ".json.gz", ".json")) and not p.name.startswith(".") and not _foreign(p)]
     best = {}
     for p in found:
         old = best.get((p.parent, _stem(p)))
@@ -219,4 +227,5 @@ def _in_folder(folder: Path, name: str | None) -> list:
 def open_trace(*paths, name: str | None = None) -> Timeline:
     "A timeline of anyone's traces: files, a folder, or a job's folder (`name`: which of its recordings). Raises `ValueError`, `FileNotFoundError`"
     files = [f for p in map(Path, paths) for f in (_in_folder(p, name) if p.is_dir() else [p])]
+    if merged := next((f for f in files if f.is_file() and _merged(f)), None): raise ValueError(f"{merged} has all ranks in one, for Perfetto: open the traces that it was made of")
     return Timeline([read_trace(f) for f in files], files)

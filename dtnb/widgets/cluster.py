@@ -9,7 +9,6 @@ __all__ = ['MOST', 'Table', 'partitions', 'moment', 'start_words', 'queue', 'nod
 # %% ../../nbs/widgets/32_cluster.ipynb #c1bfbeb6
 import time
 from dataclasses import asdict, dataclass, field
-from html import escape
 
 from ..launchers.discovery import Queued, Snapshot, jobs_ahead, number_of
 from ..launchers.squeue import Seen, gloss
@@ -52,7 +51,7 @@ def start_words(job: Queued, now: float) -> str:
 
 def queue(known: Snapshot, now: float) -> Table:
     "This user's jobs: those that run, then those that wait"
-    jobs, ahead = sorted(known.queue, key=lambda j: (j.state == "PENDING", -j.priority, number_of(j.id))), {}
+    jobs = sorted(known.queue, key=lambda j: (j.state == "PENDING", -j.priority, number_of(j.id)))
     why = lambda j: (gloss(j.reason) + (f"; about {n} before it" if (n := jobs_ahead(j, known.waiting)) else "")) if j.state == "PENDING" else j.where
     rows = [(j.id, cut(clean(j.name), 40), j.partition, j.state.lower(), str(j.nodes), str(j.gpus * j.nodes or ""), j.elapsed, j.limit, start_words(j, now), clean(why(j))) for j in jobs]
     return Table("my jobs", ("job", "name", "partition", "state", "nodes", "GPUs", "elapsed", "limit", "start", "why, or where"), rows, (0, 4, 5, 6, 7), [str(Seen(j.state).verdict()[0]) for j in jobs], "you have no jobs in the queue")

@@ -216,8 +216,8 @@ class Cluster:
         return p
 
     def submit(self, script: str, *options) -> str:
-        "The job id of a batch script, or of a bash command"
-        return self.run("sbatch", "--parsable", *options, input=script if script.startswith("#!") else f"#!/bin/bash\n{script}\n").stdout.strip()
+        "The job id of a batch script, or of a bash command, whose output goes nowhere unless an option says where"
+        return self.run("sbatch", "--parsable", *options, input=script if script.startswith("#!") else f"#!/bin/bash\n#SBATCH --output=/dev/null\n{script}\n").stdout.strip()
 
     def state(self, job) -> str:
         "PENDING, RUNNING, COMPLETED, ...; empty if the controller knows no such job"
