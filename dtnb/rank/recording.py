@@ -270,6 +270,7 @@ def _write(self: Recording):
     self.prof = None
     if not raw.exists(): raise ValueError(f"the profiler could not write {raw.name}: is the disk full?")
     env = os.environ | dict(PYTHONPATH=os.pathsep.join(p for p in sys.path if p), OMP_NUM_THREADS="1",)
-    child = subprocess.run([sys.executable, "-m", "dtnb.trace.recordings", str(raw)], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    if child.returncode: raise ValueError((child.stderr.strip().splitlines() or [f"packing it ended with {child.returncode}"])[-1].replace(str(self.path), "the trace"))
-    self.say("done", plain=known["plain"], traced=known["traced"])
+    child = subprocess.Popen([sys.executable, "-m", "dtnb.trace.recordings", str(raw)], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if child.stdout.readline(): self.say("done", plain=known["plain"], traced=known["traced"])   # its columns are there; the text is deflated after that
+    _, said = child.communicate()
+    if child.returncode: raise ValueError((said.strip().splitlines() or [f"packing it ended with {child.returncode}"])[-1].replace(str(self.path), "the trace"))

@@ -230,7 +230,7 @@ def _meta(head: dict, path: Path) -> dict:
     torch, own = _dict(head.get("distributedInfo")), _dict(head.get("dtnb"))
     named = re.search(r"rank[-_.=]?(\d+)", path.name)
     meta = dict(rank=torch.get("rank", named and int(named[1])), world_size=torch.get("world_size"), backend=torch.get("backend"), host=head.get("host_name") or None, source=path.name)
-    return {k: v for k, v in (meta | {k: own.get(k) for k in ("rank", "world_size", "run", "clock", "flight", "plain", "traced", "device") if own.get(k) is not None}).items() if v is not None}
+    return {k: v for k, v in (meta | {k: own.get(k) for k in ("rank", "world_size", "run", "clock", "flight", "plain", "traced", "device", "source") if own.get(k) is not None}).items() if v is not None}
 
 # %% ../../nbs/trace/11_convert.ipynb #a32d08ce
 def _check(path: Path):
@@ -242,8 +242,8 @@ def _check(path: Path):
     if path.name.endswith((".xplane.pb", ".pb")): raise ValueError(f"{path} is XLA's own format, which dtnb doesn't read: JAX writes a .trace.json.gz beside it, give that one")
     if not path.stat().st_size: raise ValueError(f"{path} is empty: was its writer stopped? Record the trace again")
 
-def read_trace(path, piece: int = PIECE) -> Columns:
-    "A trace as columns: Chrome's JSON (torch.profiler, JAX and others; .gz or not) or a .dtt. Raises `FileNotFoundError`, and `ValueError` for other files"
+def read_trace(path, piece: int = PIECE, known: dict | None = None) -> Columns:
+    "A trace as columns: Chrome's JSON (torch.profiler, JAX and others; .gz or not) or a .dtt. `known`: what the file's own `dtnb` would say. Raises `FileNotFoundError`, and `ValueError` for other files"
     _check(path := Path(path))
     with open(path, "rb") as f: mark = f.read(len(MARK))
     if mark == MARK:
@@ -252,6 +252,7 @@ def read_trace(path, piece: int = PIECE) -> Columns:
     if mark[:-1] == MARK[:-1]: raise ValueError(f"{path} has columns of another version of dtnb's ({mark.decode(errors='replace')}, this one reads {MARK.decode()}): convert the raw trace again, or update dtnb")
     gather, head = _Gather(), {}
     for events, head in pieces(path, piece): gather.add(events)
+    head = head | dict(dtnb=known) if known is not None else head
     own = _dict(head.get("dtnb"))
     try: c = _columns(gather, int(head.get("baseTimeNanoseconds") or 0))
     except ValueError as err: raise ValueError(f"{path} {err}: nothing ran while the profiler did, or this JSON is no trace") from None
@@ -261,11 +262,11 @@ def read_trace(path, piece: int = PIECE) -> Columns:
     return c
 
 # %% ../../nbs/trace/11_convert.ipynb #26d08992
-def convert(path, out=None) -> Path:
-    "Write a trace's columns beside it (`X.json.gz` -> `X.dtt`), or to `out`. Returns where they are; raises as `read_trace` does"
+def convert(path, out=None, known: dict | None = None) -> Path:
+    "Write a trace's columns beside it (`X.json.gz` -> `X.dtt`), or to `out`; `known` as in `read_trace`. Returns where they are; raises as `read_trace` does"
     path = Path(path)
     out = Path(out) if out else path.with_name(re.sub(r"(\.json)?(\.gz)?$", "", path.name, count=1) + ".dtt") if path.suffix != ".dtt" else path
-    data = pack(read_trace(path))
+    data = pack(read_trace(path, known=known))
     part = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         part.write_bytes(data)

@@ -18,31 +18,39 @@ def announce(raw: Path, meta: dict):
     "Write what is known of a trace beside its raw text"
     _said(raw).write_text(json.dumps(meta))
 
-def keep(raw: Path) -> Path:
-    "Pack a raw trace `.NAME.json` as `NAME.json.gz`, with what was announced, and its columns beside it. Raises `ValueError` for half a file, `OSError` for a full disk"
-    out = raw.with_name(raw.name.lstrip(".") + ".gz")
-    part, said = raw.with_name(raw.name + ".gz"), _said(raw)
+def _columns(raw: Path, out: Path):
+    "The columns of a raw trace that will be `out`"
+    with open(raw, "rb") as f:
+        f.seek(max(0, f.seek(0, os.SEEK_END) - 64))
+        if not f.read().rstrip().endswith(b"}"): raise ValueError("its file is not whole: the disk may be full")
+    from dtnb.trace.convert import convert                        # numpy, msgspec: not before there is something to convert
+    try: convert(raw, out.with_name(out.name.removesuffix(".json.gz") + ".dtt"), json.loads(_said(raw).read_bytes()) | dict(source=out.name))
+    except ValueError as err: return ValueError(str(err).replace(str(raw), str(out)))   # of a whole file: it is kept
+
+def keep(raw: Path, ready=lambda: None) -> Path:
+    "Pack a raw trace `.NAME.json` as columns, calls `ready`, and as `NAME.json.gz`, with what was announced. Raises `ValueError` for half a file, `OSError` for a full disk"
+    out, part, said = raw.with_name(raw.name.lstrip(".") + ".gz"), raw.with_name(raw.name + ".gz"), _said(raw)
     try:
-        with open(raw, "rb") as f:
-            f.seek(max(0, f.seek(0, os.SEEK_END) - 64))
-            if not f.read().rstrip().endswith(b"}"): raise ValueError("its file is not whole: the disk may be full")
-            f.seek(0)
+        if not (fault := _columns(raw, out)): ready()
+        with open(raw, "rb") as f, gzip.open(part, "wb", compresslevel=3) as g:
             before, brace, after = f.read(4096).partition(b"{")
-            with gzip.open(part, "wb", compresslevel=3) as g:
-                g.write(before + brace + b'"dtnb": ' + said.read_bytes() + b",\n" + after)
-                while piece := f.read(1 << 20): g.write(piece)
+            g.write(before + brace + b'"dtnb": ' + said.read_bytes() + b",\n" + after)
+            while piece := f.read(1 << 20): g.write(piece)
         os.replace(part, out)
     finally:
         for p in (part, raw, said): p.unlink(missing_ok=True)
-    from dtnb.trace.convert import convert                        # numpy, msgspec: not before there is something to convert
-    convert(out)
+    if fault: raise fault
     return out
+
+def _ready():
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
 
 def main(argv: list | None = None) -> int:
     "`python -m dtnb.trace.recordings RAW...`"
     os.nice(10)
     try:
-        for raw in sys.argv[1:] if argv is None else argv: keep(Path(raw))
+        for raw in sys.argv[1:] if argv is None else argv: keep(Path(raw), _ready)
     except (OSError, ValueError) as err: return sys.stderr.write(str(err)) and 1
     return 0
 
