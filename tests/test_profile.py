@@ -64,6 +64,7 @@ def traces(session, name):
     said = stages(session, name)
     assert {x["stage"] for x in said.values()} == {"done"}, said
     found = {r: read_trace(session.paths.columns(r, name)) for r in said}
+    wait_until(lambda: not any(list(session.paths.rank(r).glob(".trace*")) for r in found), 60, "the raw files")   # they are packed after the columns
     for r, c in found.items():
         with gzip.open(session.paths.trace(r, name)) as f: raw = json.load(f)
         assert raw["dtnb"]["rank"] == r == c.meta["rank"] and raw["dtnb"]["run"] == f"{session.id}/{name}" and raw["distributedInfo"]["world_size"] == 2

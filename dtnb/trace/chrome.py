@@ -98,9 +98,20 @@ def _said(raw: bytes) -> str:
 _ID = re.compile(rb'"(?:%b)"\s*:\s*(?:"[^"]*"|[-+.\w]+)\s*,?\s*' % b"|".join(re.escape(x).encode() for x in sorted(IDS)))
 _ZEROS, PLAIN = bytes.maketrans(b"123456789", b"0" * 9), 4096
 
+def _without(raw: bytes, keys: list) -> bytes | None:
+    "A text without these ids, which come in this order; or None. Of a value that is no number something is left, so the text is none that is known"
+    out = []
+    for key in keys:
+        before, found, rest = raw.partition(key)
+        if not found: return None
+        _, comma, raw = rest.partition(b",")
+        if not comma: raw = rest.partition(b"}")[2]
+        out.append(before)
+    return b"".join([*out, raw])
+
 class Arguments:
     "Texts of arguments without ids, and their numbers"
-    def __init__(self): self.table, self.seen, self.plain = {"": 0}, {}, set()   # plain: beginnings and ends that are ids only, with zeros for digits
+    def __init__(self): self.table, self.seen, self.plain, self.layouts = {"": 0}, {}, set(), []   # plain: beginnings and ends that are ids only, with zeros for digits; layouts: ids in their order
 
     def __call__(self, raws) -> list[int]:
         "A number for each text"
@@ -114,11 +125,16 @@ class Arguments:
 
     def learn(self, raw, around, part, ids) -> int:
         "The number of a text that can't be told by its parts; it can the next time, if it is made so"
+        for keys in self.layouts:
+            if (got := self.seen.get(_without(raw, keys))) is not None: return got
         short = _ID.sub(b"", raw)
         if (got := self.seen.get(short)) is None: got = self.remember(short, self.number(_said(raw))) if len(self.table) <= ARGS else 0
         if not _ID.sub(b"", ids).strip(b"{}, \r\n\t"):
             if len(self.plain) < PLAIN: self.plain.add(around.translate(_ZEROS))
             if not _ID.search(part) and b"\\" not in part and part.count(b"{") == part.count(b"}"): self.remember(part, got)
+        elif keys := [m[0].partition(b":")[0] + b":" for m in _ID.finditer(raw)]:
+            if (text := _without(raw, keys)) and not _ID.search(text): self.remember(text, got)
+            if keys not in self.layouts: self.layouts = [keys, *self.layouts[:7]]
         return got
 
     def remember(self, key, number) -> int:

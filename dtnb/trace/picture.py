@@ -46,7 +46,7 @@ def covered(c: Columns, row: slice, edges) -> np.ndarray:
 # %% ../../nbs/trace/19_picture.ipynb #fab22e2a
 def foremost(c: Columns, row: slice, edges) -> np.ndarray:
     "Between each two edges, the place in `names` of the event that has most of it; -1 where there is none"
-    ts, end, edges, out = c.ts[row], c.end[row], np.asarray(edges, float), np.full(len(edges) - 1, -1)
+    ts, end, edges, out = c.ts[row], c.ts[row] + c.dur[row], np.asarray(edges, float), np.full(len(edges) - 1, -1)
     i, j = np.searchsorted(edges, ts, "right") - 1, np.searchsorted(edges, end, "left") - 1      # the first bin and the last one
     here = np.flatnonzero((j >= 0) & (i < len(out)))
     if not len(here): return out
@@ -55,8 +55,9 @@ def foremost(c: Columns, row: slice, edges) -> np.ndarray:
     event = np.repeat(here, n)
     at = np.arange(len(event)) - np.repeat(np.cumsum(n) - n, n) + np.repeat(first, n)
     piece = np.minimum(end[event], edges[at + 1]) - np.maximum(ts[event], edges[at])
-    order = np.lexsort((piece, at))
-    best = order[np.flatnonzero(np.diff(at[order], append=-1))]
+    most = np.maximum.reduceat(piece, begun := np.flatnonzero(np.diff(at, prepend=-1)))     # events of a row don't overlap: bins come in order
+    best = np.flatnonzero(piece == np.repeat(most, np.diff(begun, append=len(at))))
+    best = best[np.flatnonzero(np.diff(at[best], append=-1))]
     out[at[best]] = c.name[row][event[best]]
     return out
 
@@ -80,7 +81,8 @@ def _slices(c):
 
 def cut(c: Columns, a: int, b: int) -> Columns:
     "The events that touch `a..b`, in the same rows"
-    keep = [slice(row.start + int(np.searchsorted(c.end[row], a, "right")), row.start + int(np.searchsorted(c.ts[row], b, "left"))) for row, _ in _slices(c)]
+    end = c.end
+    keep = [slice(row.start + int(np.searchsorted(end[row], a, "right")), row.start + int(np.searchsorted(c.ts[row], b, "left"))) for row, _ in _slices(c)]
     take = np.concatenate([np.arange(s.start, s.stop) for s in keep]) if keep else np.zeros(0, int)
     return Columns(c.ts[take], c.dur[take], c.name[take], c.args[take], c.names, c.args_table, c.tracks, [(t, d, max(0, s.stop - s.start)) for s, (t, d, _) in zip(keep, c.rows)], c.t0, {}, {})
 

@@ -67,8 +67,11 @@ def around(c: Columns, events) -> np.ndarray:
 def _events(c: Columns, kinds, cats, pattern=None, without=None) -> np.ndarray:
     "Which events are of these kinds of tracks and categories, and have such a name"
     ok = np.array([n.cat in cats and (not pattern or bool(pattern.match(n.text))) and not (without and without.match(n.text)) for n in c.names] + [False])
-    on = np.repeat([c.tracks[t].kind in kinds for t, _, _ in c.rows], [n for _, _, n in c.rows]) if c.rows else np.zeros(0, bool)
-    return ok[c.name] & on.astype(bool)
+    out, at = np.zeros(len(c), bool), 0
+    for t, _, n in c.rows if ok.any() else ():
+        if c.tracks[t].kind in kinds: out[at:at + n] = ok[c.name[at:at + n]]
+        at += n
+    return out
 
 def _covered(c: Columns, which) -> np.ndarray: return union(c.ts[which], c.end[which])
 

@@ -108,10 +108,10 @@ class TimelineWidget(anywidget.AnyWidget):
 # %% ../../nbs/widgets/32_timeline.ipynb #95779c0c
 _SHOWN = []   # the latest models: an older one is closed, and its twin is then just a twin
 
-def _still(t: Timeline, where: str = "") -> list[tuple]:
-    "(data, metadata) of the outputs that a notebook keeps"
-    png = base64.b64encode(picture(t)).decode()
-    return [({"text/html": twin(t, where), "text/plain": repr(t)}, {}), ({"image/png": png, "text/plain": f"(the picture of {headline(t)})"}, {})]
+def _still(t: Timeline, where: str = ""):
+    "(data, metadata) of the outputs that a notebook keeps; what opens the timeline comes first, and the picture is drawn after that"
+    yield {"text/html": twin(t, where), "text/plain": repr(t)}, {}
+    yield {"image/png": base64.b64encode(picture(t)).decode(), "text/plain": f"(the picture of {headline(t)})"}, {}
 
 def _display(t: Timeline, opened: str):
     from IPython import get_ipython
