@@ -1,5 +1,5 @@
-"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about half an hour; `run.py slurm` (or `recording`, `timeline`, `launchpad`) measures and writes that section alone. Nothing here passes or fails."""
-import json, os, platform, re, select, statistics, subprocess, sys, tempfile, time
+"""Measure dtnb beside its peers and write README.md: `python benchmarks/run.py`, about half an hour; `run.py slurm` (or `slurm_session`, `recording`, `timeline`, `launchpad`) measures and writes that section alone. Nothing here passes or fails."""
+import importlib, json, os, platform, re, select, statistics, subprocess, sys, tempfile, time
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -137,6 +137,7 @@ def measure(tmp) -> dict:
         say("Slurm")
         slurm = measure_sessions("slurm.py", tmp, log)
         if "skipped" in slurm: say(slurm["skipped"])
+        slurm_sessions = measure_sessions("slurm_session.py", tmp, log)
         say("recording")
         recording = measure_sessions("recording.py", tmp, log)
         say("timelines")
@@ -154,7 +155,7 @@ def measure(tmp) -> dict:
     say("the fold")
     folded = fold.costs(f"{tmp}/job")
     load.append(os.getloadavg()[0])
-    return dict(launches=launches, sessions=sessions, healing=healing, slurm=slurm, recording=recording, timelines=timelines, pad=pad, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
+    return dict(launches=launches, sessions=sessions, healing=healing, slurm=slurm, slurm_sessions=slurm_sessions, recording=recording, timelines=timelines, pad=pad, imports=imports, loops=loops, fold=folded, steady=steady, load=load)
 
 
 # Writing --------------------------------------------------------------------------------------------------------------------
@@ -320,11 +321,6 @@ def ends_rows(slurm):
 def watch_rows(slurm):
     for w in slurm["watched"]: yield [WATCHED[w["what"]], f"{w['cpu']:.2f}", f"{w['controller']:.2f}", f"{w['calls']:.0f}"]
 
-def slurm_session_rows(slurm):
-    for what, words in dict(start="start: all ranks are there and one group", cell="an empty cell on all ranks").items():
-        ours, theirs = ([f["s"] for f in slurm["sessions"] if f["what"] == what and f["peer"] == peer] for peer in ("dtnb", "ipyparallel"))
-        yield [words, spread(ours, digits=3), spread(theirs, digits=3), ratio(theirs, ours)]
-
 def slurm_aims(slurm):
     ours, bare, printed = (median(lines_of(slurm, peer)) for peer in ("dtnb", "sbatch", "sbatch, no import"))
     guard, last = median(lines_of(slurm, "dtnb", "returned", "guard")), median(lines_of(slurm, "dtnb", "guard", "last"))
@@ -349,10 +345,6 @@ A private Slurm {slurm["version"]} of two nodes, both on this machine's {len(os.
 One rank a node, {slurm["repeats"]} of each, in turn; seconds. The function imports torch and prints. dtnb's ranks are forks of a guard that has imported it, so there is nothing left to import for the function.
 
 {table(["", *SUBMITS.values(), "`sbatch` / dtnb", "submitit / dtnb"], submit_rows(slurm))}
-
-A session of two nodes with two ranks each, beside the engines of ipyparallel's own Slurm launcher (its controller on this machine, not encrypted); seconds.
-
-{table(["", "dtnb", "ipyparallel", "ipyparallel / dtnb"], slurm_session_rows(slurm))}
 
 `import torch` in a plain Python at the same time: {spread(slurm["imports"]["1"])} s; in two at once {spread(slurm["imports"]["2"])} s.
 
@@ -383,13 +375,9 @@ def machine(data) -> str:
     return (f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}, shared with other work), Python {platform.python_version()}, {peers}; gloo on loopback, `OMP_NUM_THREADS=1`. "
             f"Load average at the start, before the faults and at the end {', '.join(f'{x:.1f}' for x in data['load'])}. A fixed piece of pure Python took {spread(data['steady'], 1e3, 0)} ms through the run: the width says how steady the machine was.")
 
-def timeline_section(found) -> str:
-    from timeline import section
-    return section(found)
-
-def recording_section(found) -> str:
-    from recording import section
-    return section(found)
+def section_of(script):
+    "The function that writes a script's section, imported when it is called"
+    return lambda found: importlib.import_module(script).section(found)
 
 def readme(data) -> str:
     "The text of README.md"
@@ -436,8 +424,9 @@ ipyparallel: one fault, one restart of its engines, whose variables are lost. Th
 {table(["", *(f"dtnb, {n} ranks" for n in RANKS), *(f"ipyparallel, {n} ranks" for n in RANKS)], healing_rows(data))}
 
 {slurm_section(data["slurm"])}
-{recording_section(data["recording"])}
-{timeline_section(data["timelines"])}
+{section_of("slurm_session")(data["slurm_sessions"])}
+{section_of("recording")(data["recording"])}
+{section_of("timeline")(data["timelines"])}
 {pad_section(data["pad"])}
 ## An iteration of a watched loop
 
@@ -454,7 +443,7 @@ Nanoseconds an iteration, the loop itself included. Inside a job the rank's repo
 {table(["", "whole process, ms", "over bare Python, ms"], import_rows(data))}
 """
 
-SECTIONS = dict(slurm=slurm_section, recording=recording_section, timeline=timeline_section, launchpad=pad_section)   # those that can be measured alone
+SECTIONS = dict(slurm=slurm_section, launchpad=pad_section) | {name: section_of(name) for name in ("slurm_session", "recording", "timeline")}   # those that can be measured alone
 
 def only(script, section, tmp):
     "Measure and write that section alone"

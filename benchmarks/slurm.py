@@ -1,4 +1,4 @@
-"""What a job on Slurm costs, beside bare sbatch and submitit, and a session, beside ipyparallel's own launcher: `python slurm.py FOLDER` answers with a line of JSON, the measurements or why there are none.
+"""What a job on Slurm costs, beside bare sbatch and submitit: `python slurm.py FOLDER` answers with a line of JSON, the measurements or why there are none.
 
 The Slurm is tests/slurm's, private and real, of two nodes; both are this machine, so two ranks that import torch share its cores. `DTNB_HOME` and FOLDER are what the nodes share."""
 import json, os, resource, signal, subprocess, sys, time
@@ -8,7 +8,6 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent.parent / "tests"   # `slurm` there is a package, so this must stand before this folder
 NODES, LINES, ENDS, AGE = 2, 4, 2, 10   # repetitions of first line and of each end; seconds since submission at which a job ends
 NEVER, JOBS, WATCH, LOOK = 60, 500, 20, 1   # seconds to wait for news; held jobs; seconds to watch them; seconds between two looks of a person at all handles
-SESSIONS, CELLS = 4, 30   # starts of a session; empty cells of each
 LIMIT = 1200   # seconds for everything
 
 BARE = "#!/bin/bash\n#SBATCH --nodes={n} --ntasks-per-node=1 --output={out}\nsrun {python} -u -c '{code}'\n"
@@ -200,74 +199,6 @@ def measure_watch(cluster, folder) -> list[dict]:
     return found
 
 
-class OurSession:
-    name = "dtnb"
-    def __init__(self, folder):
-        import dtnb
-        self.session = dtnb.Session(on=dtnb.Slurm(nodes=NODES, nproc_per_node=2))
-
-    def run(self, code): self.session.run(code)
-    def printed(self, code): return [(c := self.session.run(code)).text(r) for r in self.session.ranks][:1]
-    def close(self): self.session.close()
-
-
-class TheirSession:
-    "ipyparallel's own Slurm launcher, told to use both nodes; its controller is on this machine. Ready as ours is: torch is imported, gloo initialised, all have answered"
-    name = "ipyparallel"
-    TEMPLATE = "#!/bin/sh\n#SBATCH --export=ALL --nodes={nodes} --ntasks-per-node=2 --output={out}\nsrun {{program_and_args}}\n"
-    def __init__(self, folder):
-        import ipyparallel
-        from traitlets.config import Config
-        from session import JOIN
-        config, n, before = Config(), 2 * NODES, os.getcwd()
-        config.SlurmEngineSetLauncher.batch_template = self.TEMPLATE.format(nodes=NODES, out=folder / "ipengine.log")
-        os.chdir(folder)                                   # it writes its script where it is
-        try:
-            self.cluster = ipyparallel.Cluster(n=n, engines="slurm", config=config)
-            self.client = self.cluster.start_and_connect_sync(n=n)
-            self.client.wait_for_engines(n, timeout=120)
-            store = folder / f"store-{time.time_ns()}"
-            for got in [self.client[i].execute(JOIN.format(store=store, rank=r, n=n), silent=False, block=False) for r, i in enumerate(sorted(self.client.ids))]: got.get(120)
-            self.view = self.client[:]
-        except BaseException:
-            self.cluster.stop_cluster_sync()
-            raise
-        finally: os.chdir(before)
-
-    def run(self, code): self.view.execute(code, silent=False, block=True)
-    def printed(self, code):
-        got = self.view.execute(code, silent=False, block=False)
-        got.get(60)
-        got.wait_for_output(60)
-        return got.stdout[:1]
-
-    def close(self):
-        self.client.close()
-        self.cluster.stop_cluster_sync()
-
-
-def measure_sessions(cluster, folder) -> list[dict]:
-    "Seconds, in turn: from the call until all ranks are one group, and for an empty cell"
-    from session import SUM
-    found = []
-    os.environ["IPYTHONDIR"] = str(folder / "ipython")
-    OurSession(folder).close()                             # warms the page cache
-    for i in range(SESSIONS):
-        for side in (OurSession, TheirSession)[::1 if i % 2 else -1]:
-            called = time.perf_counter()
-            up = side(folder)
-            found.append(dict(peer=side.name, what="start", s=time.perf_counter() - called))
-            try:
-                if [float(t) for t in up.printed(SUM)] != [2 * NODES]: raise RuntimeError(f"{side.name}: the ranks are not one group")
-                for _ in range(CELLS):
-                    called = time.perf_counter()
-                    up.run("pass")
-                    found.append(dict(peer=side.name, what="cell", s=time.perf_counter() - called))
-            finally: up.close()
-            cluster._wait(lambda: not cluster.run("squeue", "-h").stdout.strip(), 60, "an empty queue")
-    return found
-
-
 def measure(folder) -> dict:
     sys.path.insert(0, str(TESTS))
     from slurm.cluster import Cluster, missing
@@ -280,7 +211,7 @@ def measure(folder) -> dict:
             data["version"] = cluster.run("sinfo", "--version").stdout.split()[-1]
             from dtnb.launchers.squeue import has_accounting
             has_accounting.cache_clear()
-            if not accounting: data |= measure_lines(cluster, folder) | dict(sessions=measure_sessions(cluster, folder))
+            if not accounting: data |= measure_lines(cluster, folder)
             data["ends"] += measure_ends(cluster, folder, accounting)
             data["load"].append(os.getloadavg()[0])
             if accounting or reason: data["watched"] = measure_watch(cluster, folder)
