@@ -538,8 +538,8 @@ def _keeps_store(self: Guard) -> bool:
 
 @patch
 def _secondary(self: Guard, c) -> bool:
-    "Whether a rank died after another's failure, and so because of it"
-    return self.failed_t is not None and (c.died or time.time()) > self.failed_t + .001
+    "Whether a rank died after another's failure, and so because of it. A failure on another host may be heard of before a death here that caused it is seen; ranks are killed only `GRACE` after it"
+    return self.failed_t is not None and (c.died or time.time()) > self.failed_t + (GRACE / 4 if self.others else .001)
 
 @patch
 def _asked_to_trace(self: Guard) -> dict:
