@@ -1,7 +1,7 @@
 """What a job on Slurm costs, beside bare sbatch and submitit: `python slurm.py FOLDER` answers with a line of JSON, the measurements or why there are none.
 
 The Slurm is tests/slurm's, private and real, of two nodes; both are this machine, so two ranks that import torch share its cores. `DTNB_HOME` and FOLDER are what the nodes share."""
-import json, os, resource, signal, subprocess, sys, time
+import os, resource, subprocess, sys, time
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -217,10 +217,9 @@ def measure(folder) -> dict:
             if accounting or reason: data["watched"] = measure_watch(cluster, folder)
     return data
 
-def _late(*_): raise TimeoutError(f"not done after {LIMIT} s")
+def quietly(folder) -> dict:
+    with open(os.devnull, "w") as quiet, redirect_stdout(quiet): return measure(Path(folder))
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGALRM, _late)   # not killed from outside, so that it can stop what it has started
-    signal.alarm(LIMIT)
-    with open(os.devnull, "w") as quiet, redirect_stdout(quiet): data = measure(Path(sys.argv[1]))
-    print(json.dumps(data))
+    from session import answer
+    answer(quietly, LIMIT)

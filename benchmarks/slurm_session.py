@@ -1,7 +1,7 @@
 """What a session on two nodes of Slurm costs, beside ipyparallel's own launcher: `python slurm_session.py FOLDER` answers with a line of JSON, the measurements or why there are none; `run.py slurm_session` writes the section.
 
 The Slurm is tests/slurm's, private and real; both nodes are this machine. `DTNB_HOME` and FOLDER are what the nodes share."""
-import json, os, signal, sys, time
+import os, sys, time
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -102,10 +102,9 @@ def section(data) -> str:
 {table(["", "dtnb", "ipyparallel", "ipyparallel / dtnb"], rows)}
 """
 
-def _late(*_): raise TimeoutError(f"not done after {LIMIT} s")
+def quietly(folder) -> dict:
+    with open(os.devnull, "w") as quiet, redirect_stdout(quiet): return measure(Path(folder))
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGALRM, _late)                   # not killed from outside, so that it can stop what it has started
-    signal.alarm(LIMIT)
-    with open(os.devnull, "w") as quiet, redirect_stdout(quiet): data = measure(Path(sys.argv[1]))
-    print(json.dumps(data))
+    from session import answer
+    answer(quietly, LIMIT)
