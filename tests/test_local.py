@@ -460,3 +460,23 @@ def test_a_refused_connection_of_the_users_own_is_the_cause():
     job = run(connects)
     with pytest.raises(dtnb.RankFailedError, match="rank 0 on .*: ConnectionRefusedError"): job.result(timeout=60)
     assert not job.view.ranks[0].error["peer_loss"]
+
+
+def test_a_death_that_its_peer_told_of_first():
+    "Native code that gives up closes its connections some time before its process is gone"
+    def peer():
+        import os, time
+        if os.environ["RANK"] == "1": raise RuntimeError("Read error [127.0.0.1]:2280: Connection reset by peer")
+        time.sleep(.2)
+        os.abort()
+    job = run(peer)
+    with pytest.raises(dtnb.RankFailedError, match="rank 0 on .*: its process was killed by SIGABRT"): job.result(timeout=60)
+
+
+def test_who_is_stopped_after_a_lost_peer_is_not_the_cause():
+    def peer():
+        import os, time
+        if os.environ["RANK"] == "1": raise RuntimeError("Connection reset by peer")
+        time.sleep(600)
+    job = run(peer)
+    with pytest.raises(dtnb.RankFailedError, match="rank 1 on .*: RuntimeError: Connection reset"): job.result(timeout=60)
