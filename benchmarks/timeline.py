@@ -38,14 +38,23 @@ def read_by(name, path, peers) -> dict | None:
     return dict(seconds=time.perf_counter() - start) | json.loads(got.stdout.strip().splitlines()[-1])
 
 def convert_all(paths) -> float:
-    "Seconds until all ranks have converted what the profiler wrote (plain JSON; `recordings.keep` deflates it later), each in its own process, as ranks do"
-    plain = [p.with_suffix("") for p in paths]
-    for p, raw in zip(paths, plain):
-        if not raw.exists(): raw.write_bytes(gzip.decompress(p.read_bytes()))
-    paths, start = plain, time.perf_counter()
-    running = [subprocess.Popen([sys.executable, "-m", "dtnb.trace.convert", str(p)], stdout=subprocess.DEVNULL, env=os.environ | dict(PYTHONPATH=str(ROOT))) for p in paths]
-    if any([p.wait() for p in running]): raise RuntimeError("a trace was not converted")
-    return time.perf_counter() - start
+    "Seconds from when the profiler has written its text (plain JSON) until all ranks have their columns. As in a rank, each packer is there by then; that it deflates the text afterwards is not waited for"
+    sys.path.insert(0, str(ROOT))
+    from dtnb.trace.recordings import announce
+    raw = [p.with_name(f".{p.stem}") for p in paths]
+    for p, r in zip(paths, raw):
+        r.write_bytes(gzip.decompress(p.read_bytes()))
+        announce(r, {})
+    packers = [subprocess.Popen([sys.executable, "-m", "dtnb.trace.recordings"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | dict(PYTHONPATH=str(ROOT))) for _ in paths]
+    time.sleep(3)                                  # they import
+    start = time.perf_counter()
+    for p, r in zip(packers, raw): print(json.dumps(str(r)), file=p.stdin, flush=True)
+    if not all([p.stdout.readline() for p in packers]): raise RuntimeError("a trace was not converted")
+    took = time.perf_counter() - start
+    for p in packers:
+        p.kill()
+        p.communicate()
+    return took
 
 
 # The browser ----------------------------------------------------------------------------------------------------------------

@@ -45,12 +45,14 @@ def keep(raw: Path, ready=lambda: None) -> Path:
 def _ready():
     sys.stdout.write("ready\n")
     sys.stdout.flush()
+    os.nice(9)                                                    # nobody waits for the rest, but maybe for another rank's columns
 
-def main(argv: list | None = None) -> int:
-    "`python -m dtnb.trace.recordings RAW...`"
+def main() -> int:
+    "`python -m dtnb.trace.recordings`: keeps the raw traces that come on stdin, a JSON text with a path in each line"
     os.nice(10)
+    import dtnb.trace.convert                                     # while the profiler still writes
     try:
-        for raw in sys.argv[1:] if argv is None else argv: keep(Path(raw), _ready)
+        for line in sys.stdin: keep(Path(json.loads(line)), _ready)
     except (OSError, ValueError) as err: return sys.stderr.write(str(err)) and 1
     return 0
 
