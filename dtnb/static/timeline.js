@@ -1172,32 +1172,32 @@ function binsOf(d, info, scene) {
 /** A model that is never displayed: it looks for its picture on the page. @param {{model: Model}} props */
 function initialize({ model }) {
   const there = document.getElementsByClassName(model.get("where")), mounted = /** @type {Map<Element, ReturnType<typeof mount>>} */ (new Map()), answers = /** @type {Map<string, (a: any) => void>} */ (new Map());
-  const me = Math.random().toString(36).slice(2);
+  const me = Math.random().toString(36).slice(2), id = `${me}-early`;
   let asked = 0, over = false, data = /** @type {?Promise<Kept>} */ (null), early = /** @type {?Promise<Kept>} */ (null);
   /** @param {any} content @returns {Promise<{m: any, buffers: DataView[]}>} */
   const ask = content => new Promise(done => { const id = `${me}-${asked++}`; answers.set(id, done); model.send({ ...content, id }); });
   const heard = (/** @type {any} */ m, /** @type {DataView[]} */ buffers) => { answers.get(m.reply)?.({ m, buffers }); answers.delete(m.reply); };
   /** The scene, and the events unless they came early. @returns {Promise<Kept>} */
   const get = async () => {
-    const { m, buffers: [times, ...packed] } = await ask({ request: "open", early: `${me}-early` });
+    const { m, buffers: [times, ...packed] } = await ask({ request: "open", early: early && id });
     if (m.error) throw new Error(m.error);
     return { scene: m.scene, times, ...m.early && early ? await early : { packed, traces: null } };
   };
-  /** The picture is on its way, to be opened at once: the events can come before it, if Python has a thread for that. */
+  const load = () => data ??= get().catch(err => { data = null; throw err; });
+  /** The picture is on its way, to be opened at once: the events may come before it. They do if Python has a thread for that, which a front end needs a moment to find out. */
   const coming = () => {
     if (!model.get("coming") || early || data) return;
-    const id = `${me}-early`;
-    for (const ms of [0, 50, 150, 400]) setTimeout(() => { if (!ms || answers.has(id) && !data) model.send({ request: "early", id }); }, ms);     // a front end needs a moment to get a thread, at its first widget
     early = new Promise((/** @type {(got: {m: any, buffers: DataView[]}) => void} */ done) => answers.set(id, done)).then(({ m, buffers }) => {
-      if (m.early) data ??= get().catch(err => { data = null; throw err; });
+      if (m.error) early = null; else load().catch(() => {});            // who opens it is told
       return { packed: buffers, traces: m.whole ? Promise.all(buffers.map(decode)) : null };
     });
+    for (const ms of [0, 50, 150, 400]) setTimeout(() => { if (answers.has(id) && !data) model.send({ request: "early", id }); }, ms);
   };
   /** @type {Source} */
   const source = {
     open: async () => {
-      const got = await (data ??= get().catch(err => { data = null; throw err; })), { scene, times, packed } = got, first = got.traces;
-      got.traces = null;                                          // it keeps what is small
+      const got = await load(), { scene, times, packed } = got, first = got.traces;
+      got.traces = null;                                          // the bytes are kept, which are small
       return { scene, times, traces: await (first ?? (scene.bins ? packed.map((d, i) => binsOf(d, scene.ranks[i], scene)) : Promise.all(packed.map(decode)))) };
     },
     range: async (a, b) => over ? null : ask({ request: "range", a, b }).then(({ m, buffers }) => m.n ? buffers : null),

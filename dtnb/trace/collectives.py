@@ -43,7 +43,7 @@ class Calls:
 def _named(c: Columns, pattern, cats) -> np.ndarray:
     "Places of the events with such a name and category, by start"
     hit = np.array([bool(pattern.match(n.text)) and n.cat in cats for n in c.names] + [False])
-    return _by_start(c, np.flatnonzero(hit[c.name]))
+    return _by_start(c, np.flatnonzero(hit.take(c.name)))
 
 def _by_start(c: Columns, events) -> np.ndarray: return events[np.argsort(c.ts[events], kind="stable")]
 

@@ -59,7 +59,7 @@ def _events(c: Columns, kinds, cats, pattern=None, without=None) -> np.ndarray:
     ok = np.array([n.cat in cats and (not pattern or bool(pattern.match(n.text))) and not (without and without.match(n.text)) for n in c.names] + [False])
     out, at = np.zeros(len(c), bool), 0
     for t, _, n in c.rows if ok.any() else ():
-        if c.tracks[t].kind in kinds: out[at:at + n] = ok[c.name[at:at + n]]
+        if c.tracks[t].kind in kinds: out[at:at + n] = ok.take(c.name[at:at + n])
         at += n
     return out
 

@@ -101,7 +101,7 @@ class TimelineWidget(anywidget.AnyWidget):
         self.coming = bool(opened)
 
     def answer(self, content: dict) -> tuple:
-        "(message, buffers) for a request of a page"
+        "(message, buffers) for a request of a page, or None"
         t, kind = self.timeline, content.get("request")
         if kind == "early": return self._early(content["id"])
         if kind == "open":
@@ -111,16 +111,17 @@ class TimelineWidget(anywidget.AnyWidget):
         if kind == "find": return find(t, content["text"], content["t"], content["r"], content["row"], content["way"]), []
         return dict(error=f"there is no request {kind!r}"), []
 
-    def _early(self, who) -> tuple:
+    def _early(self, who) -> tuple | None:
         "The events, once, while the main thread sums up; nothing if it is that thread which answers, after its cell"
-        if not self.coming or who in self.sent: return dict(early=False), []
+        if not self.coming or who in self.sent: return None
+        found = _events(self.timeline, self.whole)
         self.sent.add(who)
-        return dict(early=True, whole=self.whole), _events(self.timeline, self.whole)
+        return dict(whole=self.whole), found
 
     def _hear(self, content):
-        try: message, buffers = self.answer(content)
-        except Exception as err: message, buffers = dict(error=f"{type(err).__name__}: {err}"), []   # the page shows it
-        self.send(message | dict(reply=content.get("id")), buffers)
+        try: found = self.answer(content)
+        except Exception as err: found = dict(error=f"{type(err).__name__}: {err}"), []   # the page shows it
+        if found: self.send(found[0] | dict(reply=content.get("id")), found[1])
 
 # %% ../../nbs/widgets/32_timeline.ipynb #95779c0c
 _SHOWN = []   # the latest models: an older one is closed, and its twin is then just a twin
