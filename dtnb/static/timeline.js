@@ -466,15 +466,18 @@ function view(root, data, source) {
 
   const x = (/** @type {number} */ t) => (t - now.a) / (now.b - now.a) * width, at = (/** @type {number} */ px) => now.a + px / width * (now.b - now.a);
 
+  /** Takes the size that there is; returns whether it is another one. */
   function size() {
     const w = plot.clientWidth, hh = Math.max(40, Math.min(total, scroller.clientHeight || 400)), d = Math.min(2, devicePixelRatio || 1);
-    if (!w || (w === width && hh === height && d === dpr)) return;
+    if (!w || (w === width && hh === height && d === dpr)) return false;
     width = w; height = hh; dpr = d;
     for (const [c, ch] of /** @type {[HTMLCanvasElement, number][]} */ ([[base, height], [over, height], [ruler, 40]])) { c.width = Math.round(width * d); c.height = Math.round(ch * d); c.style.width = `${width}px`; c.style.height = `${ch}px`; }
     sticky.style.height = `${height}px`;
     image = gb.createImageData(base.width, base.height);
     pixels = new Uint32Array(image.data.buffer);
     line = new Uint32Array(base.width);
+    redraws.forEach(f => f());
+    return true;
   }
 
   /** @param {number} y @param {number} hh @param {?Uint32Array} from @param {number} value */
@@ -1139,16 +1142,14 @@ function view(root, data, source) {
   // ---- begin and end
   looks();
   layout();
-  const again = () => { size(); redraws.forEach(f => f()); ask(); };
-  const sizes = new ResizeObserver(again);
+  const sizes = new ResizeObserver(() => { if (size()) ask(); });
   sizes.observe(root);
   sizes.observe(scroller);
-  const themed = () => { looks(); again(); }, themes = new MutationObserver(themed), darkness = matchMedia("(prefers-color-scheme: dark)");
+  const themed = () => { looks(); redraws.forEach(f => f()); ask(); }, themes = new MutationObserver(themed), darkness = matchMedia("(prefers-color-scheme: dark)");
   themes.observe(document.body, { attributes: true });
   themes.observe(document.documentElement, { attributes: true });
   darkness.addEventListener("change", themed);
   details.hidden = true; tip.hidden = true;
-  again();
   paint();
   if (scene.moment) restore(scene.moment);
   return {
