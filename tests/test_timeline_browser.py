@@ -178,10 +178,17 @@ def kept(page):
     assert page.get_by_text("model not found").count() == 0 and page.locator(".dtl").count() == 0
 
 
+SLOWLY = """import time
+still = dtnb.widgets.timeline._still
+def slowly(t, where, summing):
+    with summing: time.sleep(3)
+    yield from still(t, where, summing)
+dtnb.widgets.timeline._still = slowly"""
+
 def test_timeline_in_a_notebook(lab, tmp_path):
     shots, traces, nb = Path(os.environ.get("DTNB_SHOTS") or tmp_path / "shots"), write_traces(lab.folder / "traces"), lab.folder / "timeline.ipynb"
     write_notebook(nb, "import dtnb.widgets.timeline\nfrom dtnb.trace.timeline import open_trace\ntimeline = open_trace('traces')\ntimeline",
-                   "dtnb.widgets.timeline.LIVE, dtnb.widgets.timeline.RANGE = 1000, 800\ntimeline.at('t=100000000-600000000')", "timeline.save('page.html').name")
+                   f"dtnb.widgets.timeline.LIVE, dtnb.widgets.timeline.RANGE = 1000, 800\n{SLOWLY}\ntimeline.at('t=100000000-600000000')", "timeline.save('page.html').name, len(dtnb.widgets.timeline._SHOWN[-1].sent)")
     with Page(lab, height=1300) as p:
         p.open(nb.name)
         p.run_cell(0)
@@ -222,6 +229,7 @@ def test_timeline_in_a_notebook(lab, tmp_path):
         p.page.get_by_text("its kernel has gone").first.wait_for(timeout=60_000)
         assert p.page.get_by_role("button", name="Open timeline").first.is_disabled()
     saved = outputs(nb)
+    assert saved[-1]["data"]["text/plain"] == ["('page.html', 1)"], "the events came before the twin"
     assert {m for o in saved for m in o.get("data", ())} == {"text/html", "image/png", "text/plain"} and not json.loads(nb.read_text())["metadata"].get("widgets")
     assert len(json.dumps(saved[:2])) < 200_000
     without_kernel(lab, nb, shots)

@@ -11,7 +11,8 @@
 /** @typedef {{rank: number, step: number, compute: number, exposed: number, overlapped: number, data: number, optimizer: number, other: number, last: number, caused: number}} Share */
 /** @typedef {{title: string, span: number, events: number, bins: number, room: number, ranks: RankInfo[], sentence: string, notes: string[], shares: Share[], heat: {steps: number[], own: number[][], total: number[][]},
  *   collectives: {names: string[], name: number[], step: number[], n: number, by: string}, moment: string, link: string}} Scene */
-/** @typedef {{scene: Scene, buffers: DataView[]}} Data */
+/** @typedef {{scene: Scene, traces: (Trace|Bins)[], times: ?DataView}} Data */
+/** @typedef {{scene: Scene, times: DataView, packed: DataView[], traces: ?Promise<Trace[]>}} Kept */
 /** @typedef {{open: () => Promise<Data>, range: null|((a: number, b: number) => Promise<?DataView[]>), find: null|((text: string, t: number, r: number, row: number, way: number) => Promise<any>), link: (moment: string) => string, close: ?(() => void)}} Source */
 /** @typedef {{r: number, row: number, ts: number, dur: number, name: number, args: string}} Hit */
 /** @typedef {{color: Uint32Array, dim: Uint32Array, hit: ?Uint8Array, bg: number}} Look */
@@ -26,13 +27,22 @@ const BLOCK = 16, FAINT = 0.2, ROW = 17, HEAD = 24, THIN = 5, DEEP = 14, GAP = 5
 
 /** @param {Uint8Array} bytes */
 async function inflate(bytes) {
-  return new Uint8Array(await new Response(new Blob([/** @type {any} */ (bytes)]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer());
+  const stream = new DecompressionStream("deflate"), writer = stream.writable.getWriter(), quiet = () => {};       // what is damaged is told to the reader
+  writer.write(/** @type {any} */ (bytes)).catch(quiet);
+  writer.close().catch(quiet);
+  return new Uint8Array(await new Response(stream.readable).arrayBuffer());
 }
 
-/** A column out of its byte planes. @param {Uint8Array} b @param {number} at @param {number} n @param {number} width @param {any} out */
-function planes(b, at, n, width, out) {
-  for (let p = 0, scale = 1; p < width; p++, scale *= 256) for (let i = 0, from = at + p * n; i < n; i++) out[i] += b[from + i] * scale;
-  return out;
+/** A column out of its byte planes, as numbers of 2, 4 or (a width above 4) 8 bytes. @param {Uint8Array} b @param {number} at @param {number} n @param {number} width @param {number} least @returns {any} */
+function planes(b, at, n, width, least) {
+  if (width > 4) {
+    const out = new Float64Array(n);
+    for (let p = 0, scale = 1; p < width; p++, scale *= 256) for (let i = 0, from = at + p * n; i < n; i++) out[i] += b[from + i] * scale;
+    return out;
+  }
+  const size = Math.max(least, width > 2 ? 4 : 2), out = new Uint8Array(n * size);                       // little-endian, as the pixels are
+  for (let p = 0; p < width; p++) for (let i = at + p * n, end = i + n, to = p; i < end; i++, to += size) out[to] = b[i];
+  return size > 2 ? new Uint32Array(out.buffer) : new Uint16Array(out.buffer);
 }
 
 /** The bytes that Python's `pack` wrote. @param {DataView|Uint8Array|ArrayBuffer} data @returns {Promise<Trace>} */
@@ -45,25 +55,25 @@ export async function decode(data) {
   /** @type {any} */ const got = {};
   let at = 0;
   for (const [key, width] of h.columns) {
-    got[key] = planes(body, at, n, width, key === "ts" || width > 4 ? new Float64Array(n) : key === "dur" || width > 2 ? new Uint32Array(n) : new Uint16Array(n));
+    got[key] = planes(body, at, n, width, key === "ts" || key === "dur" ? 4 : 2);
     at += width * n;
   }
   let from = 0;
   const rows = h.rows.map((/** @type {number[]} */ [track, depth, count]) => { const row = { track, depth, from, n: count }; from += count; return row; });
-  for (const r of rows) for (let i = r.from + 1; i < r.from + r.n; i++) got.ts[i] += got.ts[i - 1];
-  return finish({ n, ...got, names: h.names, argsTable: h.args, tracks: h.tracks, rows, memory: h.memory, meta: h.meta, from: 0, to: 0, cum: none, peak: none });
+  const ts = new Float64Array(n);
+  for (const r of rows) for (let i = r.from, t = 0; i < r.from + r.n; i++) ts[i] = t += got.ts[i];
+  return finish({ n, ...got, ts, names: h.names, argsTable: h.args, tracks: h.tracks, rows, memory: h.memory, meta: h.meta, from: 0, to: 0, cum: none, peak: none });
 }
 const none = /** @type {any} */ (null);
 
 /** Sums and longest events, so that any range is answered at once. @param {Trace} t */
 function finish(t) {
-  t.cum = new Float64Array(t.n + 1);
-  t.peak = new Uint32Array(Math.ceil(t.n / BLOCK));
-  for (let i = 0; i < t.n; i++) t.cum[i + 1] = t.cum[i] + t.dur[i];
-  for (let k = 0; k < t.peak.length; k++) {
+  const { n, dur } = t, cum = t.cum = new Float64Array(n + 1), peak = t.peak = new Uint32Array(Math.ceil(n / BLOCK));
+  for (let i = 0, sum = 0; i < n;) { sum += dur[i]; cum[++i] = sum; }
+  for (let k = 0; k < peak.length; k++) {
     let best = k * BLOCK;
-    for (let i = best + 1, end = Math.min(t.n, best + BLOCK); i < end; i++) if (t.dur[i] > t.dur[best]) best = i;
-    t.peak[k] = best;
+    for (let i = best + 1, end = Math.min(n, best + BLOCK); i < end; i++) if (dur[i] > dur[best]) best = i;
+    peak[k] = best;
   }
   for (const r of t.rows) if (r.n) t.to = Math.max(t.to, t.ts[r.from + r.n - 1] + t.dur[r.from + r.n - 1]);
   return t;
@@ -344,11 +354,9 @@ function ranksOf(scene, all) {
 }
 
 /** A timeline in `root`. Returns what else may be done with it. @param {HTMLElement} root @param {Data} data @param {Source} source */
-async function view(root, data, source) {
-  const { scene } = data, R = scene.ranks.length, whole = !scene.bins;
-  const traces = whole ? await Promise.all(data.buffers.slice(0, R).map(decode)) : data.buffers.slice(0, R).map((d, i) => binsOf(d, scene.ranks[i], scene));
-  const ranks = ranksOf(scene, traces), last = data.buffers[R], K = scene.collectives.n;
-  const flat = last && K ? new Float64Array(last.buffer.slice(last.byteOffset, last.byteOffset + 16 * K * R)) : new Float64Array(0);
+function view(root, data, source) {
+  const { scene, traces, times } = data, R = scene.ranks.length, whole = !scene.bins, ranks = ranksOf(scene, traces), K = scene.collectives.n;
+  const flat = times && K ? new Float64Array(times.buffer.slice(times.byteOffset, times.byteOffset + 16 * K * R)) : new Float64Array(0);
   const coll = { n: K, ranks: R, start: flat.subarray(0, K * R), end: flat.subarray(K * R) };
   const reduced = matchMedia("(prefers-reduced-motion: reduce)").matches, redraws = /** @type {(() => void)[]} */ ([]);
 
@@ -458,15 +466,18 @@ async function view(root, data, source) {
 
   const x = (/** @type {number} */ t) => (t - now.a) / (now.b - now.a) * width, at = (/** @type {number} */ px) => now.a + px / width * (now.b - now.a);
 
+  /** Takes the size that there is; returns whether it is another one. */
   function size() {
     const w = plot.clientWidth, hh = Math.max(40, Math.min(total, scroller.clientHeight || 400)), d = Math.min(2, devicePixelRatio || 1);
-    if (!w || (w === width && hh === height && d === dpr)) return;
+    if (!w || (w === width && hh === height && d === dpr)) return false;
     width = w; height = hh; dpr = d;
     for (const [c, ch] of /** @type {[HTMLCanvasElement, number][]} */ ([[base, height], [over, height], [ruler, 40]])) { c.width = Math.round(width * d); c.height = Math.round(ch * d); c.style.width = `${width}px`; c.style.height = `${ch}px`; }
     sticky.style.height = `${height}px`;
     image = gb.createImageData(base.width, base.height);
     pixels = new Uint32Array(image.data.buffer);
     line = new Uint32Array(base.width);
+    redraws.forEach(f => f());
+    return true;
   }
 
   /** @param {number} y @param {number} hh @param {?Uint32Array} from @param {number} value */
@@ -1131,16 +1142,14 @@ async function view(root, data, source) {
   // ---- begin and end
   looks();
   layout();
-  const again = () => { size(); redraws.forEach(f => f()); ask(); };
-  const sizes = new ResizeObserver(again);
+  const sizes = new ResizeObserver(() => { if (size()) ask(); });
   sizes.observe(root);
   sizes.observe(scroller);
-  const themed = () => { looks(); again(); }, themes = new MutationObserver(themed), darkness = matchMedia("(prefers-color-scheme: dark)");
+  const themed = () => { looks(); redraws.forEach(f => f()); ask(); }, themes = new MutationObserver(themed), darkness = matchMedia("(prefers-color-scheme: dark)");
   themes.observe(document.body, { attributes: true });
   themes.observe(document.documentElement, { attributes: true });
   darkness.addEventListener("change", themed);
   details.hidden = true; tip.hidden = true;
-  again();
   paint();
   if (scene.moment) restore(scene.moment);
   return {
@@ -1164,14 +1173,34 @@ function binsOf(d, info, scene) {
 /** A model that is never displayed: it looks for its picture on the page. @param {{model: Model}} props */
 function initialize({ model }) {
   const there = document.getElementsByClassName(model.get("where")), mounted = /** @type {Map<Element, ReturnType<typeof mount>>} */ (new Map()), answers = /** @type {Map<string, (a: any) => void>} */ (new Map());
-  const me = Math.random().toString(36).slice(2);
-  let asked = 0, data = /** @type {?Promise<Data>} */ (null), over = false;
-  /** @param {object} content @returns {Promise<{m: any, buffers: DataView[]}>} */
+  const me = Math.random().toString(36).slice(2), id = `${me}-early`;
+  let asked = 0, over = false, data = /** @type {?Promise<Kept>} */ (null), early = /** @type {?Promise<Kept>} */ (null);
+  /** @param {any} content @returns {Promise<{m: any, buffers: DataView[]}>} */
   const ask = content => new Promise(done => { const id = `${me}-${asked++}`; answers.set(id, done); model.send({ ...content, id }); });
   const heard = (/** @type {any} */ m, /** @type {DataView[]} */ buffers) => { answers.get(m.reply)?.({ m, buffers }); answers.delete(m.reply); };
+  /** The scene, and the events unless they came early. @returns {Promise<Kept>} */
+  const get = async () => {
+    const { m, buffers: [times, ...packed] } = await ask({ request: "open", early: early && id });
+    if (m.error) throw new Error(m.error);
+    return { scene: m.scene, times, ...m.early && early ? await early : { packed, traces: null } };
+  };
+  const load = () => data ??= get().catch(err => { data = null; throw err; });
+  /** The picture is on its way, to be opened at once: the events may come before it. They do if Python has a thread for that, which a front end needs a moment to find out. */
+  const coming = () => {
+    if (!model.get("coming") || early || data) return;
+    early = new Promise((/** @type {(got: {m: any, buffers: DataView[]}) => void} */ done) => answers.set(id, done)).then(({ m, buffers }) => {
+      if (m.error) early = null; else load().catch(() => {});            // who opens it is told
+      return { packed: buffers, traces: m.whole ? Promise.all(buffers.map(decode)) : null };
+    });
+    for (const ms of [0, 50, 150, 400]) setTimeout(() => { if (answers.has(id) && !data) model.send({ request: "early", id }); }, ms);
+  };
   /** @type {Source} */
   const source = {
-    open: () => data ??= ask({ request: "open" }).then(({ m, buffers }) => { if (m.error) throw new Error(m.error); return { scene: m.scene, buffers }; }).catch(err => { data = null; throw err; }),
+    open: async () => {
+      const got = await load(), { scene, times, packed } = got, first = got.traces;
+      got.traces = null;                                          // the bytes are kept, which are small
+      return { scene, times, traces: await (first ?? (scene.bins ? packed.map((d, i) => binsOf(d, scene.ranks[i], scene)) : Promise.all(packed.map(decode)))) };
+    },
     range: async (a, b) => over ? null : ask({ request: "range", a, b }).then(({ m, buffers }) => m.n ? buffers : null),
     find: async (text, t, r, row, way) => over ? null : (await ask({ request: "find", text, t, r, row, way })).m,
     link: moment => `${model.get("call")}.at("${moment}")`,
@@ -1185,13 +1214,15 @@ function initialize({ model }) {
     }
   };
   let soon = 0;
-  const seen = new MutationObserver(() => { soon ||= window.setTimeout(() => { soon = 0; sweep(); }, 60); });
+  const seen = new MutationObserver(() => { if (there.length > mounted.size) sweep(); else soon ||= window.setTimeout(() => { soon = 0; sweep(); }, 60); });
   const left = () => { over = true; for (const m of mounted.values()) m.gone(); };
   seen.observe(document.body, { childList: true, subtree: true });
   model.on("msg:custom", heard);
   model.on("comm_live_update", left);
   sweep();
-  return () => { clearTimeout(soon); seen.disconnect(); model.off("msg:custom", heard); model.off("comm_live_update", left); for (const m of mounted.values()) m.stop(); };
+  model.on("change:coming", coming);
+  coming();
+  return () => { clearTimeout(soon); seen.disconnect(); model.off("msg:custom", heard); model.off("change:coming", coming); model.off("comm_live_update", left); for (const m of mounted.values()) m.stop(); };
 }
 
 /** The picture of this timeline in an output of its own, beside. @param {Element} el */
@@ -1203,7 +1234,7 @@ function pictureOf(el) {
 /** The button in a picture's frame, and the timeline that it opens. @param {HTMLElement} el @param {Source} source @param {string} opened @param {() => boolean} over */
 function mount(el, source, opened, over) {
   const still = /** @type {HTMLElement[]} */ ([...el.children]), words = h("span", "dtl-soft"), root = h("div", "dtl"), open = button("dtl-open", "Open timeline", "Open timeline", () => start("")), bar = h("div", "dtl-bar-open", open, words);
-  let shown = /** @type {?Awaited<ReturnType<typeof view>>} */ (null), late = 0;
+  let shown = /** @type {?ReturnType<typeof view>} */ (null), late = 0;
   const picture = (/** @type {boolean} */ on) => { const p = pictureOf(el); if (p) p.style.display = on ? "" : "none"; };
   /** @param {string} moment */
   async function start(moment) {
@@ -1216,7 +1247,7 @@ function mount(el, source, opened, over) {
       still.forEach(n => { n.style.display = "none"; });
       bar.style.display = "none";
       el.append(root);
-      shown = await view(root, { ...got, scene: { ...got.scene, moment: moment || got.scene.moment } }, { ...source, close: stop });
+      shown = view(root, { ...got, scene: { ...got.scene, moment: moment || got.scene.moment } }, { ...source, close: stop });
       /** @type {any} */ (root).timeline = shown;
       picture(false);
       performance.measure("dtnb-timeline", { start: begun, end: performance.now() });
@@ -1244,8 +1275,8 @@ function mount(el, source, opened, over) {
 
 /** @param {HTMLElement} root @param {Scene} scene @param {Uint8Array[]} packed */
 export async function page(root, scene, packed) {
-  const buffers = packed.map(b => new DataView(b.buffer, b.byteOffset, b.byteLength));
-  const shown = await view(root, { scene: { ...scene, moment: location.hash.slice(1) || scene.moment }, buffers }, { open: async () => ({ scene, buffers }), range: null, find: null, link: m => `${location.href.split("#")[0]}#${m}`, close: null });
+  const last = packed[scene.ranks.length], traces = await Promise.all(packed.slice(0, scene.ranks.length).map(decode)), data = { scene: { ...scene, moment: location.hash.slice(1) || scene.moment }, traces, times: last ? new DataView(last.buffer, last.byteOffset, last.byteLength) : null };
+  const shown = view(root, data, { open: async () => data, range: null, find: null, link: m => `${location.href.split("#")[0]}#${m}`, close: null });
   addEventListener("hashchange", () => shown.restore(location.hash.slice(1)));
   return shown;
 }

@@ -8,6 +8,7 @@ __all__ = ['COMM', 'SYMMETRIC', 'op_of', 'Calls', 'calls', 'Collectives', 'match
 # %% ../../nbs/trace/14_collectives.ipynb #704ef483
 import json, re
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -19,6 +20,7 @@ COMM = re.compile(r"(gloo|nccl|mpi|ucc|xccl|hccl):|_?c10d(_functional)?::|record
 SYMMETRIC = frozenset("all_reduce all_gather reduce_scatter all_to_all barrier".split())   # every rank waits for every other
 _P2P = re.compile(r"i?(send|recv)|send_?recv|permute")
 
+@cache
 def op_of(name: str) -> str:
     "The field's word for a collective: all_reduce, all_gather, ..."
     word = re.sub(r"^(\w+::?|[nr]ccl\w*Kernel_?)|\(.*", "", name.strip())
@@ -41,7 +43,7 @@ class Calls:
 def _named(c: Columns, pattern, cats) -> np.ndarray:
     "Places of the events with such a name and category, by start"
     hit = np.array([bool(pattern.match(n.text)) and n.cat in cats for n in c.names] + [False])
-    return _by_start(c, np.flatnonzero(hit[c.name]))
+    return _by_start(c, np.flatnonzero(hit.take(c.name)))
 
 def _by_start(c: Columns, events) -> np.ndarray: return events[np.argsort(c.ts[events], kind="stable")]
 

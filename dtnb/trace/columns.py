@@ -8,6 +8,7 @@ __all__ = ['TRACKS', 'META', 'MARK', 'Track', 'Name', 'Columns', 'pack', 'unpack
 # %% ../../nbs/trace/10_columns.ipynb #735a0179
 import json, struct, zlib
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,18 @@ class Columns:
     @property
     def end(self) -> np.ndarray: return self.ts + self.dur
 
+    @cached_property
+    def parents(self) -> np.ndarray:
+        "For each event the place of the one around it, -1 for none"
+        out, end, at, above = np.full(len(self), -1), self.end, 0, {}
+        for t, d, n in self.rows:
+            mine, above[t, d] = slice(at, at + n), slice(at, at + n)
+            if (up := above.get((t, d - 1))) and n and up.stop > up.start:
+                i = np.searchsorted(self.ts[up], self.ts[mine], "right") - 1 + up.start
+                out[mine] = np.where((i >= up.start) & (end[i] >= self.ts[mine]), i, -1)
+            at += n
+        return out
+
     def row(self, i: int) -> slice:
         "The events of row `i`"
         at = sum(n for _, _, n in self.rows[:i])
@@ -75,10 +88,10 @@ def _planes(a) -> tuple[int, bytes]:
     width = max(1, (int(a.max()).bit_length() + 7) // 8) if len(a) else 1
     return width, a.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].T.tobytes()
 
-def _unplanes(buf, n, width) -> np.ndarray:
-    out = np.zeros((n, 8), np.uint8)
-    out[:, :width] = np.frombuffer(buf, np.uint8).reshape(width, n).T
-    return out.view("<u8").reshape(n)
+def _unplanes(buf, n, width, kind) -> np.ndarray:
+    planes, out = np.frombuffer(buf, np.uint8).reshape(width, n), np.zeros((n, np.dtype(kind).itemsize), np.uint8)
+    for k, plane in enumerate(planes): out[:, k] = plane
+    return out.view(kind).reshape(n)
 
 def _starts(rows) -> np.ndarray: return np.cumsum([0] + [n for _, _, n in rows])[:-1].astype(int)
 
@@ -103,10 +116,10 @@ def unpack(data: bytes) -> Columns:
     except (zlib.error, struct.error, ValueError) as err: raise ValueError(f"the columns are damaged ({err}): convert the raw trace again") from None
     got, at = {}, 0
     for k, width in head["columns"]:
-        got[k] = _unplanes(body[at:at + width * head["n"]], head["n"], width)
+        got[k] = _unplanes(body[at:at + width * head["n"]], head["n"], width, "<i8" if k in ("ts", "dur") else "<u4")
         at += width * head["n"]
     rows = [tuple(r) for r in head["rows"]]
-    total, first = np.cumsum(got["ts"].astype(np.int64)), _starts(rows)
+    total, first = np.cumsum(got["ts"]), _starts(rows)
     before = np.concatenate([[0], total])[first]
-    return Columns(total - np.repeat(before, [k for _, _, k in rows]).astype(np.int64), got["dur"].astype(np.int64), got["name"].astype(np.uint32), got["args"].astype(np.uint32), [Name(*x) for x in head["names"]],
+    return Columns(total - np.repeat(before, [k for _, _, k in rows]).astype(np.int64), got["dur"], got["name"], got["args"], [Name(*x) for x in head["names"]],
                    head["args"], [Track(**t) for t in head["tracks"]], rows, int(head["t0"]), {k: tuple(v) for k, v in head["memory"].items()}, head["meta"])

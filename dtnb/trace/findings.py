@@ -9,6 +9,8 @@ __all__ = ['SLOW', 'EXPLAINS', 'TURNS', 'LATE', 'SHARES', 'Facts', 'facts', 'sai
 # %% ../../nbs/trace/16_findings.ipynb #55a299d7
 import warnings
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Callable
 
 import numpy as np
 
@@ -27,12 +29,14 @@ class Facts:
     caused: np.ndarray                              # what the other ranks lost by waiting for this one
     last: np.ndarray                                # in how many collectives it came last
     matched: int = 0                                # collectives in these steps in which every rank needs every other
-    ops: list = field(default_factory=list)         # for each rank, its `Op`s
+    look: Callable = list                           # gives, for each rank, its `Op`s: few findings need them
     comm: dict = field(default_factory=dict)        # operation -> ms a step, of communication
     gpu: bool = False
     sure: float = 0.                                # ms: how well the ranks' clocks are known
     whole: bool = False                             # no steps were found: the trace is one
 
+    @cached_property
+    def ops(self) -> list: return self.look()
     @property
     def step(self) -> float: return _typical(self.dur)
     @property
@@ -52,8 +56,8 @@ def _typical(a) -> float:
         warnings.simplefilter("ignore", RuntimeWarning)
         return float(np.nanmean(np.nanmedian(a, 1))) if a.size else 0.
 
-def facts(ranks, breakdowns: list[Breakdown], m: Collectives, lost, shift, ops=(), gpu=False, sure=0., whole=False) -> Facts:
-    "Tables of what is known. `lost`: of `m`, ns; `shift`: for each rank, ns from its `t0` to the common clock"
+def facts(ranks, breakdowns: list[Breakdown], m: Collectives, lost, shift, ops=list, gpu=False, sure=0., whole=False) -> Facts:
+    "Tables of what is known. `lost`: of `m`, ns; `shift`: for each rank, ns from its `t0` to the common clock; `ops()`: its `Op`s"
     numbers = sorted({int(n) for b in breakdowns for n in b.number})
     at = {n: k for k, n in enumerate(numbers)}
     def table(values):
@@ -67,7 +71,7 @@ def facts(ranks, breakdowns: list[Breakdown], m: Collectives, lost, shift, ops=(
         caused[r, s] += (lost[k].sum() - lost[k, r]) / 1e6 / max(1, len(ranks) - 1)
     for k, op in enumerate(m.op): comm[op] = comm.get(op, 0) + float(np.where(m.here[k], m.end[k] - m.start[k], 0).mean()) / 1e6 / max(1, len(numbers))
     return Facts(list(ranks), numbers, table([b.start + s for b, s in zip(breakdowns, shift)]), table([b.dur for b in breakdowns]), {p: table([b.parts[p] for b in breakdowns]) for p in Part},
-                 caused, last, int(one.sum()), list(ops), comm, gpu, sure, whole)
+                 caused, last, int(one.sum()), ops, comm, gpu, sure, whole)
 
 # %% ../../nbs/trace/16_findings.ipynb #d44d4c27
 def said(ms: float) -> str:

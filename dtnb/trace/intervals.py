@@ -15,14 +15,10 @@ def union(start, end) -> np.ndarray:
     "The moments that at least one event covers. An event without length covers none"
     start, end = np.asarray(start, np.int64), np.asarray(end, np.int64)
     keep = end > start
-    start, end = start[keep], end[keep]
+    start, end = np.sort(start[keep], kind="stable"), np.sort(end[keep], kind="stable")   # rows are sorted already: it merges them
     if not len(start): return NONE
-    if (start[1:] < start[:-1]).any():
-        order = np.argsort(start, kind="stable")
-        start, end = start[order], end[order]
-    reach = np.maximum.accumulate(end)
-    first = np.flatnonzero(np.r_[True, start[1:] > reach[:-1]])
-    return np.stack([start[first], reach[np.r_[first[1:] - 1, len(reach) - 1]]])
+    first = np.flatnonzero(np.r_[True, start[1:] > end[:-1]])
+    return np.stack([start[first], end[np.r_[first[1:] - 1, len(end) - 1]]])
 
 def join(*sets) -> np.ndarray:
     "The moments that are in any of the sets"
@@ -32,11 +28,8 @@ def join(*sets) -> np.ndarray:
 def intersect(u, v) -> np.ndarray:
     "The moments that are in both"
     if not u.size or not v.size: return NONE
-    at = np.concatenate([u[0], v[0], u[1], v[1]])
-    change = np.repeat([1, -1], [u.shape[1] + v.shape[1]] * 2)
-    order = np.argsort(at, kind="stable")
-    at, count = at[order], np.cumsum(change[order])
-    return union(at[:-1][count[:-1] == 2], at[1:][count[:-1] == 2])
+    start, end = np.sort(np.concatenate([u, v], axis=1), kind="stable")
+    return union(start[1:], end[:-1])
 
 def subtract(u, v) -> np.ndarray:
     "The moments that are in `u` and not in `v`"

@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from .columns import Columns
-from .summary import parents
 
 # %% ../../nbs/trace/17_perfetto.ipynb #da05de3f
 def threads(c: Columns) -> list:
     "For each row of a trace, which thread of its track it goes on: 0, 1, ... Within a thread all events nest"
-    parent, end, out, at, now = parents(c), c.end, [], 0, {}
+    parent, end, out, at, now = c.parents, c.end, [], 0, {}
     for t, d, n in c.rows:
         p = parent[at:at + n]
         nests = d == 0 or n == 0 or bool(((p >= 0) & (end[p] >= end[at:at + n])).all())

@@ -121,7 +121,7 @@ def png_of(pixels: np.ndarray, palette: np.ndarray) -> bytes:
     lines = np.zeros((h, w + 1), np.uint8)                 # each line begins with its filter: none
     lines[:, 1:] = pixels
     return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", w, h, 8, 3, 0, 0, 0)) + chunk(b"PLTE", palette[:, :3].tobytes())
-            + chunk(b"tRNS", palette[:, 3].tobytes()) + chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)) + chunk(b"IEND", b""))
+            + chunk(b"tRNS", palette[:, 3].tobytes()) + chunk(b"IDAT", zlib.compress(lines.tobytes(), 6)) + chunk(b"IEND", b""))
 
 # %% ../../nbs/trace/19_picture.ipynb #c9f8cec0
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz.-_/·,"

@@ -8,7 +8,7 @@ __all__ = ['OFF', 'FAR', 'APART', 'YEAR_2001', 'ranks_of', 'one_clock', 'source_
 # %% ../../nbs/trace/18_timeline.ipynb #c5b846d8
 import gzip, time, zlib
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 
@@ -104,7 +104,7 @@ class Timeline:
     @cached_property
     def all_ops(self) -> list: return [ops_of(c) for c in self.traces]
     @cached_property
-    def facts(self): return facts(self.ranks, self.breakdowns, self.collectives, self.lost, self.shift, self.all_ops, on_gpu(self.traces[0]), self.clock_error / 1e6, all(c.meta.get("steps_by", "whole") == "whole" for c in self.traces))
+    def facts(self): return facts(self.ranks, self.breakdowns, self.collectives, self.lost, self.shift, partial(getattr, self, "all_ops"), on_gpu(self.traces[0]), self.clock_error / 1e6, all(c.meta.get("steps_by", "whole") == "whole" for c in self.traces))
     @cached_property
     def findings(self) -> list: return findings(self.facts)
 

@@ -7,7 +7,9 @@ __all__ = ['LIVE', 'RANGE', 'KEPT', 'span_of', 'scene', 'buffers', 'events_betwe
 
 # %% ../../nbs/widgets/32_timeline.ipynb #8cc393c9
 import base64, html, importlib.resources, json, math, uuid
+from contextlib import nullcontext
 from pathlib import Path
+from threading import Lock
 
 import anywidget, numpy as np, traitlets
 from fastcore.basics import patch
@@ -42,10 +44,14 @@ def scene(t: Timeline, whole: bool = True, moment: str = "") -> dict:
 # %% ../../nbs/widgets/32_timeline.ipynb #d4015a93
 def buffers(t: Timeline, whole: bool = True) -> list[bytes]:
     "For each rank its columns, or the bins of its rows; then the collectives' arrivals and ends, as 64-bit floats"
-    m, span = t.collectives, span_of(t)
-    times = [np.where(m.here, a, np.nan).astype("<f8").tobytes() for a in (m.start, m.end)] if len(m) else []
-    bins = [] if whole else [overview(c, -s, span - s) for c, s in zip(t.traces, t.shift)]
-    return [*(_packed(c, f) for c, f in zip(t.traces, t.files) if whole), *(full.tobytes() + name.astype("<u2").tobytes() for full, name in bins), b"".join(times)]
+    return [*_events(t, whole), _times(t.collectives)]
+
+def _events(t, whole) -> list[bytes]:
+    if whole: return [_packed(c, f) for c, f in zip(t.traces, t.files)]
+    span = span_of(t)
+    return [full.tobytes() + name.astype("<u2").tobytes() for full, name in (overview(c, -s, span - s) for c, s in zip(t.traces, t.shift))]
+
+def _times(m) -> bytes: return b"".join(np.where(m.here, a, np.nan).astype("<f8").tobytes() for a in (m.start, m.end)) if len(m) else b""
 
 def _packed(c, file) -> bytes:
     "The bytes of a file that has been converted; else they are made"
@@ -84,33 +90,46 @@ class TimelineWidget(anywidget.AnyWidget):
     _css = (_STATIC / "timeline.css").read_text()
     where = traitlets.Unicode().tag(sync=True)     # the class of the twin's element
     opened = traitlets.Unicode().tag(sync=True)    # "": with a button; "yes": at once; or a moment to open at
+    coming = traitlets.Bool().tag(sync=True)       # the twin is on its way, and is to be opened: a page may ask for the events already
     call = traitlets.Unicode("timeline").tag(sync=True)
 
     def __init__(self, timeline: Timeline, opened: str = "", **kw):
-        self.timeline, self.whole = timeline, sum(map(len, timeline.traces)) <= LIVE
+        self.timeline, self.whole, self.summing, self.sent = timeline, sum(map(len, timeline.traces)) <= LIVE, Lock(), set()
         super().__init__(where=f"dtnb-timeline-{uuid.uuid4().hex}", opened=opened, **kw)
         self.on_msg(lambda _, content, buffers: self._hear(content))
         _route_to_subshell(self.comm)
+        self.coming = bool(opened)
 
     def answer(self, content: dict) -> tuple:
-        "(message, buffers) for a request of a page"
+        "(message, buffers) for a request of a page, or None"
         t, kind = self.timeline, content.get("request")
-        if kind == "open": return dict(scene=scene(t, self.whole)), buffers(t, self.whole)
+        if kind == "early": return self._early(content["id"])
+        if kind == "open":
+            early = content.get("early") in self.sent
+            with self.summing: return dict(scene=scene(t, self.whole), early=early), [_times(t.collectives), *([] if early else _events(t, self.whole))]
         if kind == "range": return (lambda got: (dict(n=len(got)), got))(events_between(t, content["a"], content["b"]))
         if kind == "find": return find(t, content["text"], content["t"], content["r"], content["row"], content["way"]), []
         return dict(error=f"there is no request {kind!r}"), []
 
+    def _early(self, who) -> tuple | None:
+        "The events, once, while the main thread sums up; nothing if it is that thread which answers, after its cell"
+        if not self.coming or who in self.sent: return None
+        found = _events(self.timeline, self.whole)
+        self.sent.add(who)
+        return dict(whole=self.whole), found
+
     def _hear(self, content):
-        try: message, buffers = self.answer(content)
-        except Exception as err: message, buffers = dict(error=f"{type(err).__name__}: {err}"), []   # the page shows it
-        self.send(message | dict(reply=content.get("id")), buffers)
+        try: found = self.answer(content)
+        except Exception as err: found = dict(error=f"{type(err).__name__}: {err}"), []   # the page shows it
+        if found: self.send(found[0] | dict(reply=content.get("id")), found[1])
 
 # %% ../../nbs/widgets/32_timeline.ipynb #95779c0c
 _SHOWN = []   # the latest models: an older one is closed, and its twin is then just a twin
 
-def _still(t: Timeline, where: str = ""):
+def _still(t: Timeline, where: str = "", summing=nullcontext()):
     "(data, metadata) of the outputs that a notebook keeps; what opens the timeline comes first, and the picture is drawn after that"
-    yield {"text/html": twin(t, where), "text/plain": repr(t)}, {}
+    with summing: first = {"text/html": twin(t, where), "text/plain": repr(t)}
+    yield first, {}
     yield {"image/png": base64.b64encode(picture(t)).decode(), "text/plain": f"(the picture of {headline(t)})"}, {}
 
 def _display(t: Timeline, opened: str):
@@ -121,7 +140,8 @@ def _display(t: Timeline, opened: str):
     widget = TimelineWidget(t, opened)
     _SHOWN.append(widget)
     for old in _SHOWN[:-KEPT]: _close(old)
-    for data, meta in _still(t, widget.where): display(data, metadata=meta, raw=True)
+    for data, meta in _still(t, widget.where, widget.summing): display(data, metadata=meta, raw=True)
+    widget.coming = False
 
 _ELSEWHERE = 'to look at it: timeline.save("timeline.html") writes a page that opens anywhere'
 
