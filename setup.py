@@ -12,7 +12,7 @@ cfg = ini["DEFAULT"]
 words = lambda key: shlex.split(cfg.get(key, ""))
 
 # an installed dtnb carries the course, for `dtnb demo` and `dtnb lab`
-if Path("nbs/course").is_dir(): shutil.copytree("nbs/course", "dtnb/static/course", dirs_exist_ok=True)
+if Path("nbs/course").is_dir(): shutil.copytree("nbs/course", "dtnb/static/course", dirs_exist_ok=True, ignore=shutil.ignore_patterns("out", "__pycache__", ".*"))
 
 setup(
     name=cfg["lib_name"], version=cfg["version"], description=cfg["description"], keywords=cfg["keywords"],
