@@ -43,7 +43,7 @@ def section(found) -> str:
     rows = [("a step without the profiler, ms", "plain", 1e3, 1), ("a step that is recorded, ms", "traced", 1e3, 1), ("what the rest of the loop takes more, s", "stall", 1, 2), ("of it the main thread's own processor time, s", "cpu", 1, 2), ("events of a recording and rank", "events", 1, 0)]
     return f"""## Recording a trace
 
-{TRACED} steps of a loop of {STEPS}, on {RANKS} ranks, {RECORDINGS} times; a step is a small transformer under DDP. The aim is that all other steps together take less than 0.3 s more: it is the profiler's own stop, which sorts what it has seen. Writing and packing the file is left to a thread and to another process.
+{TRACED} steps of a loop of {STEPS}, on {RANKS} ranks, {RECORDINGS} times; a step is a small transformer under DDP. The aim is that all other steps together take less than 0.3 s more: it is the profiler's own stop, which sorts what it has seen (three times as long with `shapes=True`). Writing and packing the file is left to a thread and to another process.
 
 {table(["", "median (least - most)"], [[what, spread([f[k] for f in found], scale, digits)] for what, k, scale, digits in rows])}
 """

@@ -188,14 +188,14 @@ def measure(folder) -> dict:
     say("peers")
     peers = fetch(folder)
     say("traces")
-    paths = make(folder / "traces", RANKS, EVENTS)
+    paths, rich = make(folder / "traces", RANKS, EVENTS, plain=True), make(folder / "rich", RANKS, EVENTS)
     say("readers")
     readers = {name: [read_by(name, paths[0], peers) for _ in range(2 if name == "HTA" else 3)] for name in READERS}
     load.append(os.getloadavg()[0])
     say("timeline")
-    converted, each = [convert_all(paths) for _ in range(3)], [convert_all(paths[:CORES]) for _ in range(3)]
+    converted, each, more = ([convert_all(some) for _ in range(3)] for some in (paths, paths[:CORES], rich))
     columns = [p.with_name(p.name.removesuffix(".json.gz") + ".dtt") for p in paths]
-    found = dict(readers=readers, convert=converted, each=each, raw=[p.stat().st_size for p in paths], packed=[p.stat().st_size for p in columns], ours=ours(folder, columns), lab=in_lab(folder, columns))
+    found = dict(readers=readers, convert=converted, each=each, rich=more, raw=[p.stat().st_size for p in paths], packed=[p.stat().st_size for p in columns], ours=ours(folder, columns), lab=in_lab(folder, columns))
     say("Perfetto")
     return found | dict(perfetto=[perfetto(folder, peers) for _ in range(2)], load=[*load, os.getloadavg()[0]], day=time.strftime("%Y-%m-%d"), machine=f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}")
 
@@ -207,7 +207,7 @@ def section(data) -> str:
     o, events = data["ours"], data["ours"]["events"]
     others = [x for x in data["perfetto"] if x]
     total = [c + median(data["lab"]) for c in data["convert"]]
-    aims = [row("export finished to first paint in JupyterLab", AIM_PAINT, median(total), " s", f"conversion, all ranks at once, {spread(data['convert'])} s; then a cell that reads, sums up, sends and paints, {spread(data['lab'])} s. {data['machine']}: of {CORES} ranks at once, a core each, conversion takes {spread(data['each'])} s, which makes {median(data['each']) + median(data['lab']):.2f} s"),
+    aims = [row("export finished to first paint in JupyterLab", AIM_PAINT, median(total), " s", f"conversion, all ranks at once, {spread(data['convert'])} s; then a cell that reads, sums up, sends and paints, {spread(data['lab'])} s. {data['machine']}: of {CORES} ranks at once, a core each, conversion takes {spread(data['each'])} s, which makes {median(data['each']) + median(data['lab']):.2f} s. With shapes and memory, which `--trace` does not record, conversion of all takes {spread(data['rich'])} s"),
             row("memory of the page, JavaScript's", AIM_MEMORY, o["heap"], " MB", f"{o['heap'] * 1e6 / events:.0f} bytes an event"),
             row("p95 of a frame while zooming and moving, over a blank canvas's", AIM_FRAME, p95(o["frames"]) - p95(o["blank"]), " ms", f"{p95(o['frames']):.1f} ms beside {p95(o['blank']):.1f}; drawing alone {spread(o['draws'], 1, 1)} ms"),
             row("bytes an event on disk", AIM_BYTES, sum(data["packed"]) / events, " B", f"the raw .json.gz has {sum(data['raw']) / events:.0f}")]
@@ -216,7 +216,7 @@ def section(data) -> str:
     readers = [[name, *([spread([g["seconds"] for g in got]), f"{max(g['rss'] for g in got):.0f}", f"{got[0]['n']:,}"] if got[0] and "failed" not in got[0] else ["not measured" if not got[0] else f"failed: {got[0]['failed']}", "", ""])] for name, got in data["readers"].items()]
     return f"""## Timelines
 
-{RANKS} ranks, {events:,} events in all, of a small transformer that DDP trains with gloo under torch.profiler (`make_trace.py`). Chromium draws in software. Measured on {data["day"]} (`python benchmarks/run.py timeline` measures this section alone); load average {", ".join(f"{x:.1f}" for x in data["load"])} on the way.
+{RANKS} ranks, {events:,} events in all, of a small transformer that DDP trains with gloo under torch.profiler (`make_trace.py --plain`). Chromium draws in software. Measured on {data["day"]} (`python benchmarks/run.py timeline` measures this section alone); load average {", ".join(f"{x:.1f}" for x in data["load"])} on the way.
 
 {table(["", "aim", "median", "", "what decides"], aims, "---")}
 

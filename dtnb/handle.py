@@ -98,10 +98,10 @@ def check_steps(steps) -> int:
     return steps
 
 @patch
-def trace(self: Job, steps: int = 5, memory: bool = False, stacks: bool = False):
-    "Record a trace of the next `steps` steps on all ranks, of a job that runs; `memory`: allocations, too; `stacks`: Python's functions, too (slow). Does not wait: `timeline()` does. Raises `LaunchError` for a job that does not run"
+def trace(self: Job, steps: int = 5, memory: bool = False, stacks: bool = False, shapes: bool = False):
+    "Record a trace of the next `steps` steps on all ranks, of a job that runs; `memory`: allocations, too; `stacks`: Python's functions, too (slow); `shapes`: of tensors, too. Does not wait: `timeline()` does. Raises `LaunchError` for a job that does not run"
     if self.state != JobState.RUNNING: raise LaunchError(f"job {self.id} is {self.state}: only the steps of one that runs can be recorded; launch(..., trace=5) records from the start")
-    write_atomic(self.paths.ask_trace, json.dumps(dict(id=f"trace-{secrets.token_hex(4)}", steps=check_steps(steps), memory=memory, stacks=stacks, tell=True)))
+    write_atomic(self.paths.ask_trace, json.dumps(dict(id=f"trace-{secrets.token_hex(4)}", steps=check_steps(steps), memory=memory, stacks=stacks, shapes=shapes, tell=True)))
 
 @patch
 def timeline(self: Job, name: str | None = None, timeout: float = 60):

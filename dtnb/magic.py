@@ -148,7 +148,7 @@ def _parser(word: str, /, **options) -> _Parser:
 
 _CELL = _parser("%%distributed", ranks=("-r", False), name=(None, False), detach=("-d", True), pull=(None, False), push=(None, False), quiet=("-q", True))
 _CELL.add_argument("--trace", nargs="?", const="all")
-_TRACE = _parser("%dist trace", steps=("-n", False), memory=(None, True), stacks=(None, True))
+_TRACE = _parser("%dist trace", steps=("-n", False), memory=(None, True), stacks=(None, True), shapes=(None, True))
 _RESTART = _parser("%dist restart", ranks=(None, False))
 _PAD = _parser("%%launchpad", name=(None, False), on=(None, False))
 _START = _parser("%dist start", nproc=("-n", False), init=(None, False), on=(None, False))
@@ -164,7 +164,7 @@ HELP = """%dist start [-n 4] [--init auto|none|gloo|nccl]   start ranks that kee
 %dist auto on|off                                 every cell runs on the ranks; %%local keeps one here
 %dist attach [ID]                                 after a kernel restart: the ranks, as they are
 %dist interrupt                                   KeyboardInterrupt in the ranks
-%dist trace [-n 5]                                record the next steps of the cell that runs
+%dist trace [-n 5] [--shapes --memory --stacks]   record the next steps of the cell that runs
 %dist timeline [NAME]                             what was recorded last, or in cell NAME
 s = %dist session                                 the dtnb.Session itself
 %dist restart [--ranks 2]                         fresh ranks: all of them, or some
@@ -316,7 +316,7 @@ class DistMagics(Magics):
         a = _TRACE.read(f"-n {line}" if line.isdigit() else line)
         if a.steps is not None and (not a.steps.isdigit() or not int(a.steps)): raise UsageError(f"%dist trace -n {a.steps}: -n is a number of steps")
         n = int(a.steps or 5)
-        print(f"recording {self._has().trace(n, a.memory, a.stacks)}: the next {n} step{'s' * (n > 1)} on every rank; %dist timeline shows them")
+        print(f"recording {self._has().trace(n, a.memory, a.stacks, a.shapes)}: the next {n} step{'s' * (n > 1)} on every rank; %dist timeline shows them")
 
     def _dist_timeline(self, line): return (self.session or self._has()).timeline(line or None)   # also after %dist stop
     def _dist_pull(self, line): self._has(); self._pull(names_of(line))

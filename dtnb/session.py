@@ -200,12 +200,12 @@ def _text(self: Session, rank, offset, length) -> str:
 
 # %% ../nbs/session/28_session.ipynb #2521b58a
 @patch
-def trace(self: Session, steps: int = 5, memory: bool = False, stacks: bool = False) -> str:
-    "Record a trace of the next `steps` steps of the cell that runs, on its ranks; returns the recording's name. Does not wait: `timeline()` does. Raises `DtnbError` if no cell runs, or if a rank can't"
+def trace(self: Session, steps: int = 5, memory: bool = False, stacks: bool = False, shapes: bool = False) -> str:
+    "Record a trace of the next `steps` steps of the cell that runs, on its ranks (`memory`, `stacks`, `shapes`: as `Job.trace`); returns the recording's name. Does not wait: `timeline()` does. Raises `DtnbError` if no cell runs, or if a rank can't"
     cells = [c for c in self.cells.values() if c.pending and not c.finished]
     if not cells: raise DtnbError("no cell is running whose steps could be recorded: %%distributed --trace=5 records those of a cell from its start")
     ranks, question = list(cells[0].ranks), f"trace-{secrets.token_hex(4)}"
-    told = {r: self._question(r, "trace", **dict(key=question), steps=check_steps(steps), ranks=ranks, memory=memory, stacks=stacks) for r in ranks}
+    told = {r: self._question(r, "trace", **dict(key=question), steps=check_steps(steps), ranks=ranks, memory=memory, stacks=stacks, shapes=shapes) for r in ranks}
     names = [self._answer(q, time.monotonic() + 5, r, "did not answer (trace)")[0]["name"] for r, q in told.items()]
     self.due = max(names, key=lambda n: (len(n), n))     # ranks that have recorded less take the highest number
     return self.due

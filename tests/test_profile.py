@@ -86,7 +86,7 @@ WAYS = dict(optimizer=(3, "train(9)", [2, 3, 4]),                               
             no_step=(-1, "torch.ones(8, 8) @ torch.ones(8, 8)", []),
             block=(0, "with dtnb.profile(steps=2) as p: counted(8)\np.path.name", [1, 2]),
             said=(0, "with dtnb.profile(steps=2, warmup=0) as p:\n    for i in range(6): step(torch.ones(4, 16)); p.step()", [0, 1]),
-            memory=(0, "with dtnb.profile(memory=True, stacks=True): counted(2)", [0, 1]))
+            memory=(0, "with dtnb.profile(memory=True, stacks=True, shapes=True): counted(2)", [0, 1]))
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_steps_that_are_recorded(s, way):
@@ -98,6 +98,7 @@ def test_the_steps_that_are_recorded(s, way):
         if steps: assert calls(c, "aten::linear") == calls(c, "Optimizer.step#SGD.step") == len(steps)
         assert sum("all_reduce" in op for _, _, op, _ in c.meta["flight"]) == len(steps) and c.meta["clock"] == dict(offset=0, rtt=0, how="one host")
         assert bool(c.memory) == (way == "memory") and any(x.cat == "python_function" for x in c.names) == (way == "memory")
+        assert any("Input Dims" in text for text in c.args_table) == (way == "memory")
         if way in ("tqdm", "track"): assert c.meta["plain"] > .005 and c.meta["traced"] > .005
     timeline = s.timeline(cell.number)
     assert timeline.ranks == [0, 1] and (not steps or timeline.matched_by == "the flight recorder")
@@ -253,10 +254,10 @@ def test_the_magics(tmp_path):
     cells = dict(load="%load_ext dtnb", start="%dist start -n 2", setup="%%distributed\n" + SETUP, cell="%%distributed --trace=2\ncounted(6)\nprint('printed')", again="%dist timeline", all="%%distributed --trace --quiet\ncounted(2)",
                  two="t = %dist timeline\n[len(t.ranks), t.traces[0].meta['steps_by'], t.matched_by]", odd="%%distributed --trace=many\n1", none="%%distributed --trace=5\n1", idle="%dist trace -n 3",
                  fails="%%distributed --trace\ncounted(1)\n1 / 0", last="%dist timeline nowhere",
-                 detach="%%distributed --detach\ncounted(1500)", asked="import time\ntime.sleep(1)\n%dist trace -n 3", wait="s = %dist session\ncell = max(s.cells.values(), key=lambda c: c.number)\ncell.wait(60)\nlen(s.timeline(cell.number).traces[1].meta['steps'])")
+                 detach="%%distributed --detach\ncounted(1500)", asked="import time\ntime.sleep(1)\n%dist trace -n 3 --shapes", wait="s = %dist session\ncell = max(s.cells.values(), key=lambda c: c.number)\ncell.wait(60)\nc = s.timeline(cell.number).traces[1]\n[len(c.meta['steps']), any('Input Dims' in text for text in c.args_table)]")
     said = dict(zip(cells, notebook(tmp_path, cells.values())))
     for cell, pattern in dict(cell=r"traced 2 steps on 2 ranks: timeline\(\) shows it[^$]*printed[^$]*Timeline", again="Timeline", all="^$", two=r"\[2, 'marks', 'the flight recorder'\]", odd="--trace=many: give a number of steps",
-                              none="no trace of ranks 0, 1: no step has ended", idle="no cell is running", fails=r"traced 1 step on 2 ranks[^$]*ZeroDivisionError", last="there is no recording 'nowhere'", asked=r"recording \d+: the next 3 steps on every rank", wait="^3\n$").items():
+                              none="no trace of ranks 0, 1: no step has ended", idle="no cell is running", fails=r"traced 1 step on 2 ranks[^$]*ZeroDivisionError", last="there is no recording 'nowhere'", asked=r"recording \d+: the next 3 steps on every rank", wait=r"\[3, True\]").items():
         assert re.search(pattern, said[cell]), (cell, said[cell])
 
 
@@ -296,11 +297,12 @@ def test_a_function_with_a_parameter_of_that_name():
 def test_a_running_job_is_asked():
     job = dtnb.launch(trainer, 2000, on=Local(nproc=2))
     wait_until(lambda: (b := job.view.ranks[1].bar) and b.n > 10, 60, "steps")
-    job.trace(3)
+    job.trace(3, shapes=True)
     with pytest.raises(ValueError, match="a number of steps"): job.trace(0)
     wait_until(lambda: recordings(job.view), 30, "an answer")
     timeline = job.timeline()
     assert len({tuple(numbers(c)) for c in timeline.traces}) == 1 and len(numbers(timeline.traces[0])) == 3 and not job.state.ended
+    assert all(any("Input Dims" in text for text in c.args_table) for c in timeline.traces)
     job.cancel()
     with pytest.raises(dtnb.LaunchError, match="only the steps of one that runs"): job.trace()
 

@@ -106,9 +106,9 @@ class profile:
     """Record a trace of what runs inside: `with dtnb.profile(steps=5) as p: ...`. In a job every rank records its own; `job.timeline()` or `session.timeline()` shows them together.
 
     `steps`: record so many, then no more (default: everything, at most a minute); `warmup`: steps to let pass before; `memory`: allocations, too; `stacks`: Python's functions, too (slow);
-    `shapes`: of the operations' tensors. Steps are found by `p.step()` if you call it, else by the innermost loop of `dtnb.track`, tqdm or a Trainer, else by the optimizer.
+    `shapes`: of the operations' tensors, too (the pause after the last step is three times as long). Steps are found by `p.step()` if you call it, else by the innermost loop of `dtnb.track`, tqdm or a Trainer, else by the optimizer.
     `p.path` is where the trace will be: in the rank's folder, or outside a job below DTNB_HOME"""
-    def __init__(self, steps: int | None = None, warmup: int = 1, memory: bool = False, stacks: bool = False, shapes: bool = True):
+    def __init__(self, steps: int | None = None, warmup: int = 1, memory: bool = False, stacks: bool = False, shapes: bool = False):
         for name, v, least in (("steps", steps, 1), ("warmup", warmup, 0)):
             if v is not None and (isinstance(v, bool) or not isinstance(v, int) or v < least): raise ValueError(f"{name} is a number of steps, {least} or more, not {v!r}")
         self.asked, self.how, self.recording, self.said, self.alone = (steps, warmup), dict(memory=memory, stacks=stacks, shapes=shapes), None, 0, None
@@ -176,7 +176,7 @@ def asked(question: dict, fds) -> dict:
 
 def _asked(question) -> dict:
     if "torch" not in sys.modules: raise RuntimeError("this rank does not use torch, so there is nothing to record")
-    rec = _open(int(question.get("steps") or 5), None, **{k: bool(question.get(k)) for k in ("memory", "stacks")})
+    rec = _open(int(question.get("steps") or 5), None, **{k: bool(question.get(k)) for k in ("memory", "stacks", "shapes")})
     rec.thread = threading.main_thread().ident
     threading.Thread(target=_agree, args=(rec, question), name="dtnb-trace-start", daemon=True).start()
     return dict(name=rec.name)

@@ -61,7 +61,7 @@ ALONE = dict(rank=0, world_size=1, local_rank=0, host=0, hosts=1)   # where a re
 
 class Recording:
     "One trace of this process"
-    def __init__(self, folder, steps: int | None = None, warmup: int | None = 1, memory=False, stacks=False, shapes=True, name="1", entry: int | None = None, over=None, place=ALONE, tell=lambda said: None, leave=lambda: None, store=None):
+    def __init__(self, folder, steps: int | None = None, warmup: int | None = 1, memory=False, stacks=False, shapes=False, name="1", entry: int | None = None, over=None, place=ALONE, tell=lambda said: None, leave=lambda: None, store=None):
         import torch
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")       # it writes two lines a recording to stderr (torch 2.13)
         self.steps, self.warmup, self.name, self.folder, self.tell, self.leave = steps, warmup, name, Path(folder), tell, leave
