@@ -209,7 +209,7 @@ def section(data) -> str:
     total = [c + median(data["lab"]) for c in data["convert"]]
     aims = [row("export finished to first paint in JupyterLab", AIM_PAINT, median(total), " s", f"conversion, all ranks at once, {spread(data['convert'])} s; then a cell that reads, sums up, sends and paints, {spread(data['lab'])} s. {data['machine']}: of {CORES} ranks at once, a core each, conversion takes {spread(data['each'])} s, which makes {median(data['each']) + median(data['lab']):.2f} s. With shapes and memory, which `--trace` does not record, conversion of all takes {spread(data['rich'])} s"),
             row("memory of the page, JavaScript's", AIM_MEMORY, o["heap"], " MB", f"{o['heap'] * 1e6 / events:.0f} bytes an event"),
-            row("p95 of a frame while zooming and moving, over a blank canvas's", AIM_FRAME, p95(o["frames"]) - p95(o["blank"]), " ms", f"{p95(o['frames']):.1f} ms beside {p95(o['blank']):.1f}; drawing alone {spread(o['draws'], 1, 1)} ms"),
+            row("p95 of a frame while zooming and moving, over a blank canvas's", AIM_FRAME, round(p95(o["frames"]) - p95(o["blank"]), 1) + 0.0, " ms", f"{p95(o['frames']):.1f} ms beside {p95(o['blank']):.1f}; drawing alone {spread(o['draws'], 1, 1)} ms"),
             row("bytes an event on disk", AIM_BYTES, sum(data["packed"]) / events, " B", f"the raw .json.gz has {sum(data['raw']) / events:.0f}")]
     rows = [["dtnb, in JupyterLab", spread(total), "", ""], ["dtnb, bytes to paint in a bare page", f"{o['painted']:.2f}", f"{o['resident']:.0f}", ""]]
     if others: rows.append(["Perfetto's UI, one file of all ranks", spread([x["seconds"] for x in others]), f"{max(x['resident'] for x in others):.0f}", f"{median([x['seconds'] for x in others]) / median(total):.2g}x"])
