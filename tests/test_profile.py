@@ -1,5 +1,6 @@
 "Recording traces on real ranks: every way to ask, the same steps on all of them, and what becomes of it when something goes wrong."
 import gzip, json, os, re, signal, subprocess, sys, textwrap, time
+from pathlib import Path
 
 import pytest
 
@@ -102,6 +103,25 @@ def test_the_steps_that_are_recorded(s, way):
         if way in ("tqdm", "track"): assert c.meta["plain"] > .005 and c.meta["traced"] > .005
     timeline = s.timeline(cell.number)
     assert timeline.ranks == [0, 1] and (not steps or timeline.matched_by == "the flight recorder")
+
+
+def packers(session):
+    "Processes that pack traces of this session"
+    def is_one(p):
+        try: return b"dtnb.trace.recordings" in (p / "cmdline").read_bytes() and str(session.paths.root).encode() in (p / "environ").read_bytes()
+        except OSError: return False
+    return [p.name for p in Path("/proc").glob("[0-9]*") if is_one(p)]
+
+
+def test_workers_that_begin_while_it_is_written(s):
+    "They have what the rank had open then, and stay"
+    cell = s.send("for i in dtnb.track(range(9)):\n    step(torch.ones(4, 16))\n    if i == 3:\n        time.sleep(.5)\n        workers = iter(DataLoader(range(8), num_workers=1, persistent_workers=True))", trace=2)
+    wait_until(lambda: len(packers(s)) == 2, what="the packers")
+    assert cell.wait(60) == "done", cell.exception()
+    assert numbers(traces(s, cell.number)[1]) == [1, 2]
+    wait_until(lambda: not packers(s), 30, "the end of the packers")
+    assert s.run("workers._workers[0].is_alive()").result() == {0: True, 1: True}
+    s.run("del workers")
 
 
 def test_two_recordings_in_a_cell_and_one_inside_another(s):

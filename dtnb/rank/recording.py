@@ -260,17 +260,26 @@ def _clock(self: Recording) -> dict:
 
 # %% ../../nbs/rank/21_recording.ipynb #c82a29e4
 @patch
+def _export(self: Recording) -> tuple[dict, Path]:
+    "What is known, and the profiler's text"
+    self.apart.wait(LATER if self.steps else 0)
+    self.leave()
+    known, raw = self.facts(), self.folder / f".trace-{self.name}.json"
+    announce(raw, known)
+    self.prof.export_chrome_trace(str(raw))                # through a file beside it, so it is whole or not there
+    self.prof = None
+    if not raw.exists(): raise ValueError(f"the profiler could not write {raw.name}: is the disk full?")
+    return known, raw
+
+@patch
 def _write(self: Recording):
     "Export, and let another process pack it, which imports what it needs meanwhile"
     env = os.environ | dict(PYTHONPATH=os.pathsep.join(p for p in sys.path if p), OMP_NUM_THREADS="1")
     with subprocess.Popen([sys.executable, "-m", "dtnb.trace.recordings"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as packer:
-        self.apart.wait(LATER if self.steps else 0)
-        self.leave()
-        known, raw = self.facts(), self.folder / f".trace-{self.name}.json"
-        announce(raw, known)
-        self.prof.export_chrome_trace(str(raw))            # through a file beside it, so it is whole or not there
-        self.prof = None
-        if not raw.exists(): raise ValueError(f"the profiler could not write {raw.name}: is the disk full?")
+        try: known, raw = self._export()
+        except BaseException:
+            packer.kill()
+            raise
         with contextlib.suppress(BrokenPipeError): print(json.dumps(str(raw)), file=packer.stdin, flush=True)   # it has died, and says why
         if packer.stdout.readline(): self.say("done", plain=known["plain"], traced=known["traced"])   # its columns are there; the text is deflated after that
         _, said = packer.communicate()

@@ -48,11 +48,11 @@ def _ready():
     os.nice(9)                                                    # nobody waits for the rest, but maybe for another rank's columns
 
 def main() -> int:
-    "`python -m dtnb.trace.recordings`: keeps the raw traces that come on stdin, a JSON text with a path in each line"
+    "`python -m dtnb.trace.recordings`: keeps the raw trace whose path comes on stdin, a line of JSON"
     os.nice(10)
     import dtnb.trace.convert                                     # while the profiler still writes
     try:
-        for line in sys.stdin: keep(Path(json.loads(line)), _ready)
+        if line := sys.stdin.readline(): keep(Path(json.loads(line)), _ready)   # only one: a fork of the rank may hold the other end
     except (OSError, ValueError) as err: return sys.stderr.write(str(err)) and 1
     return 0
 
